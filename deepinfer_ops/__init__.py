@@ -1,0 +1,16 @@
+"""deepinfer_ops: the sparse-attention operators of a DeepSeek-V4-class LLM engine.
+
+Importing the package registers ``torch.ops.deepinfer.{flash_mla_decode, paged_mqa_logits, softmax_pool}`` with schemas
+and fake functions, the CPU kernels, and the Neuron composition. It imports nothing beyond torch.
+"""
+
+from .flash_mla_decode import flash_mla_decode
+from .library import load_cpu_kernels
+from .paged_mqa_logits import paged_mqa_logits
+from .softmax_pool import softmax_pool
+from .version import __version__
+
+HAS_CPU_KERNELS = load_cpu_kernels()
+"""Whether the compiled CPU kernels were found and loaded."""
+
+__all__ = ["HAS_CPU_KERNELS", "__version__", "flash_mla_decode", "paged_mqa_logits", "softmax_pool"]

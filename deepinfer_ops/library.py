@@ -1,0 +1,36 @@
+"""The torch.library fragment every operator module defines its schema in, and the compiled CPU kernels."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+
+OPS = torch.library.Library("deepinfer", "FRAGMENT")
+"""Kept alive for the life of the process: a Library that dies takes its registrations with it."""
+
+# Inductor must hand over the strides the caller wrote: a cache record's bytes are adjacent by contract.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def define(schema: str) -> None:
+    """Declare ``deepinfer::<schema>``."""
+    OPS.define(schema, tags=_TAGS)
+
+
+def load_cpu_kernels() -> bool:
+    """Load ``libdeepinfer_ops.so``, which registers the CPU kernels; False where it was never built.
+
+    Without it the schemas, fake functions and the Neuron composition still work: a Trainium host needs no compiler.
+    """
+    library = Path(__file__).with_name("libdeepinfer_ops.so")
+    if not library.exists():
+        warnings.warn(
+            f"{library.name} is missing: deepinfer_ops has no CPU kernels in this process. "
+            "Build it with: pip install --no-build-isolation -e .",
+            stacklevel=2,
+        )
+        return False
+    torch.ops.load_library(library)
+    return True
