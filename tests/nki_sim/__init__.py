@@ -1,0 +1,67 @@
+"""A functional simulator of NKI for Trn2: the modules `nki`, `nki.isa` and `nki.language` on numpy.
+
+It runs a kernel's Python eagerly and gives every instruction the semantics the public documentation gives it
+(NKI 0.6.0): fp32 inside the engines and one cast on write, PSUM accumulation per location, access patterns,
+run-time addresses, device loops. It refuses, with `NkiValidationError` and a message naming the limit, what hardware
+or compiler forbid: tile and partition limits, wrong memories and dtypes, SBUF and PSUM capacity, reads of memory
+never written, out-of-range addresses, Python the compiler does not take. AWS's simulator checks less.
+
+    import nki_sim
+    nki_sim.install()                       # "simulator", or "nki" if the real package is importable
+    import nki, nki.isa as nisa, nki.language as nl
+
+    result = nki.simulate(kernel)(a, b)     # numpy arrays or torch tensors in, the same kind out
+
+    with nki_sim.trace() as t:              # the cost model
+        nki.simulate(kernel)(a, b)
+    print(t.table())                        # busy time of each engine against the bound
+    t.engines["vector"].ns                  # also .program, .issued, .elements
+    t.by_instruction["dma", "dma_copy"].ns
+    t.bound(flops=..., hbm_bytes=..., gathered_rows=...).ns   # defaults: the trace's own counts
+    t.program_size                          # instructions compiled; a device loop's body counts once
+
+A tensor occupies SBUF or PSUM while Python references it. A variable that a loop rebinds holds its old tensor until
+the new one exists, so such a tile counts twice, which is what overlapping two iterations needs on the device too.
+"""
+
+import contextlib
+import importlib
+import sys
+import types
+
+from . import isa, language
+from .cost import Bound, Trace
+from .errors import NkiOutOfBounds, NkiValidationError
+from .jit import Kernel, _traces, jit, simulate
+
+__all__ = ["Bound", "Kernel", "NkiOutOfBounds", "NkiValidationError", "Trace", "install", "jit", "simulate", "trace"]
+
+
+def install():
+    """Make `nki`, `nki.isa` and `nki.language` importable; returns "nki" (the real package) or "simulator"."""
+    present = sys.modules.get("nki")
+    if present is not None and hasattr(present, "jit"):
+        return getattr(present, "_deepinfer_backend", "nki")
+    sys.modules.pop("nki", None)  # a namespace package: this repository's folder of kernels has the same name
+    with contextlib.suppress(ImportError):
+        if hasattr(importlib.import_module("nki"), "jit"):
+            return "nki"
+    namespace = sys.modules.get("nki")
+    module = types.ModuleType("nki", "Simulated by nki_sim.")
+    module.__path__ = list(getattr(namespace, "__path__", []))  # kernels in a folder named nki stay importable
+    module._deepinfer_backend = "simulator"
+    module.jit, module.simulate = jit, simulate
+    module.isa, module.language = isa, language
+    sys.modules.update({"nki": module, "nki.isa": isa, "nki.language": language})
+    return "simulator"
+
+
+@contextlib.contextmanager
+def trace():
+    """Collect the counters of all kernels simulated in the block."""
+    opened = Trace()
+    _traces.append(opened)
+    try:
+        yield opened
+    finally:
+        _traces.remove(opened)

@@ -1,0 +1,51 @@
+"""The register instructions of the sequencers."""
+
+from . import checks
+from .checks import instruction
+from .enums import HBM, SBUF
+from .machine import current
+from .registers import VirtualRegister
+
+
+def _register(value, what):
+    if not isinstance(value, VirtualRegister):
+        current().fail(f"{what}: expected a register of register_alloc, got {value!r}")
+    return value
+
+
+def register_alloc(x=None):
+    machine = current()
+    machine.instruction = "nisa.register_alloc"
+    if x is not None and (isinstance(x, bool) or not isinstance(x, int)):
+        machine.fail(f"x: expected an integer or None, got {x!r}")
+    return VirtualRegister(x)
+
+
+@instruction
+def register_move(dst, src):
+    value = src if isinstance(src, int) else _register(src, "src").peek()
+    _register(dst, "dst").put(value)
+
+
+@instruction
+def register_load(dst, src):
+    checks.tensor(src, "src", (SBUF, *HBM), ("int32", "uint32", "int16", "uint16", "int8", "uint8"), dma=True)
+    if src.size != 1:
+        current().fail(f"src: expected one element, got shape {src.shape}")
+    _register(dst, "dst").put(src.read().reshape(()))
+
+
+@instruction
+def register_store(dst, src):
+    checks.tensor(dst, "dst", (SBUF, *HBM), ("int32", "uint32"), dma=True)
+    if dst.size != 1:
+        current().fail(f"dst: expected one element, got shape {dst.shape}")
+    dst.write(_word(_register(src, "src").peek(), dst))
+
+
+def _word(value, dst):
+    import numpy as np
+
+    from . import dtypes
+
+    return np.array([value & 0xFFFFFFFF], np.uint32).view(dtypes.NUMPY[dst.dtype])
