@@ -1,7 +1,24 @@
 """The contents of nki.isa: the instructions of Trn2 that this simulator knows, and those it refuses as trn3 only."""
 
-from .enums import engine, nc_version
+from .checks import NkiInstruction
+from .enums import dge_mode, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
+from .errors import NkiValidationError
+from .isa_dma import dma_copy, dma_transpose
+from .isa_gpsimd import affine_select, iota, nc_n_gather, tensor_partition_reduce
+from .isa_registers import register_alloc, register_load, register_move, register_store
+from .isa_scalar import activation, activation_reduce
+from .isa_tensor import nc_matmul, nc_transpose
+from .isa_vector import (
+    memset,
+    reciprocal,
+    scalar_tensor_tensor,
+    tensor_copy,
+    tensor_reduce,
+    tensor_scalar,
+    tensor_tensor,
+)
 from .machine import current
+from .registers import VirtualRegister
 
 tensor_engine, vector_engine, scalar_engine = engine.tensor, engine.vector, engine.scalar
 gpsimd_engine, unknown_engine = engine.gpsimd, engine.unknown
@@ -25,5 +42,42 @@ def _refused(name, reason):
     return refuse
 
 
-for _name in ("activate2", "exponential", "nc_matmul_mx", "quantize_mx", "rand2"):
-    globals()[_name] = _refused(_name, "available on trn3 (NeuronCore-v4) only")
+_TRN3 = "available on trn3 (NeuronCore-v4) only"
+activate2 = _refused("activate2", _TRN3)
+exponential = _refused("exponential", _TRN3)
+nc_matmul_mx = _refused("nc_matmul_mx", _TRN3)
+quantize_mx = _refused("quantize_mx", _TRN3)
+rand2 = _refused("rand2", _TRN3)
+
+__all__ = [
+    "NkiInstruction",
+    "NkiValidationError",
+    "VirtualRegister",
+    "activation",
+    "activation_reduce",
+    "affine_select",
+    "dge_mode",
+    "dma_copy",
+    "dma_transpose",
+    "engine",
+    "iota",
+    "matmul_perf_mode",
+    "memset",
+    "nc_matmul",
+    "nc_n_gather",
+    "nc_transpose",
+    "nc_version",
+    "oob_mode",
+    "reciprocal",
+    "reduce_cmd",
+    "register_alloc",
+    "register_load",
+    "register_move",
+    "register_store",
+    "scalar_tensor_tensor",
+    "tensor_copy",
+    "tensor_partition_reduce",
+    "tensor_reduce",
+    "tensor_scalar",
+    "tensor_tensor",
+]
