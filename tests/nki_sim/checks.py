@@ -87,7 +87,7 @@ def _partitions(value, what):
     count, start = value.shape[0], value.start_partition
     step = 128 if count > 64 else 64 if count > 32 else 32
     if start % step:
-        allowed = [p for p in range(0, PARTITIONS, step)]
+        allowed = list(range(0, PARTITIONS, step))
         current().fail(f"{what}: {count} partitions may start at partition {allowed}, not at {start}")
     free = FREE_MAX[value.buffer]
     if value.size // count > free:

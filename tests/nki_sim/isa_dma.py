@@ -6,6 +6,7 @@ from . import checks, cost, dtypes
 from .checks import instruction
 from .enums import HBM, SBUF, dge_mode, engine, member, oob_mode
 from .machine import current
+from .ops import OPS
 
 _MEMORIES = (SBUF, *HBM)
 _Oob, _Dge, _Engine = oob_mode, dge_mode, engine  # parameters of these names hide the enumerations
@@ -115,15 +116,14 @@ def dma_transpose(dst, src, axes=None, priority=None, dge_mode=dge_mode.unknown,
         machine.fail(f"dst: shape {dst.shape}, expected {wanted}")
     if src.is_vector:
         _gather_transpose_rules(machine, src, dge_mode)
-    elif src.is_indirect():
-        machine.fail("src: a scalar run-time offset is not documented for dma_transpose")
-    elif oob_mode is _Oob.skip:
+    elif oob_mode is _Oob.skip and not src.is_indirect():
         machine.fail("oob_mode.skip: only with an indirect source")
     else:
         _direct_rules(machine, src, dge_mode)
     values, good = gathered(src, oob_mode)
-    where = None if good is None else good.transpose(_AXES[src.ndim])
-    dst.write(np.ascontiguousarray(values.transpose(_AXES[src.ndim])), where)
+    if values is not None:
+        where = None if good is None else good.transpose(_AXES[src.ndim])
+        dst.write(np.ascontiguousarray(values.transpose(_AXES[src.ndim])), where)
     cost.dma(machine, dst, src, efficiency=0.9 if src.buffer in HBM else 0.5)
 
 
@@ -158,3 +158,36 @@ def _gather_transpose_rules(machine, src, dge):
     rows, columns = index.shape[0], checks.free_size(index)
     if index.ndim != 2 or rows % 16 or not 16 <= rows <= 128 or (columns > 1 and rows != 128):
         machine.fail(f"vector_offset: expected [16..128 step 16, N] with 128 rows if N > 1, got {index.shape}")
+
+
+@instruction
+def dma_compute(dst, srcs, reduce_op, scales=None, unique_indices=True, oob_mode=oob_mode.error):
+    """dst = sum of srcs in fp32; with a vector_offset, dst and one source are the same rows (read-modify-write)."""
+    machine = current()
+    member(oob_mode, _Oob, "nisa.dma_compute: oob_mode")
+    checks.tensor(dst, "dst", _MEMORIES, dynamic=True, dma=True)
+    if not 1 <= len(srcs) <= 16:
+        machine.fail(f"srcs: {len(srcs)} sources, expected 1 to 16")
+    if reduce_op is not OPS["add"] or (scales is not None and any(s != 1.0 for s in scales)):
+        machine.fail("reduce_op and scales: only nl.add with scales of 1.0")
+    for source in srcs:
+        checks.tensor(source, "srcs", _MEMORIES, dynamic=True, dma=True)
+        if source.size != dst.size:
+            machine.fail(f"srcs: {source.size} elements, but dst has {dst.size}")
+    vectors = [v for v in (dst, *srcs) if v.is_vector]
+    if vectors and (len(srcs) != 2 or unique_indices is not True):
+        machine.fail("vector_offset: read-modify-write takes exactly 2 sources and unique_indices=True")
+    for value in vectors:
+        _vector_rules(machine, "vector_offset", value, _Dge.swdge)
+        rows, good = value.rows(oob_mode)
+        valid = rows if good is None else rows[good]
+        if value is dst and len(np.unique(valid)) != len(valid):
+            machine.fail("vector_offset: repeated indices, but unique_indices is True")
+    total, keep = np.zeros(dst.shape, np.float32), None
+    for source in srcs:
+        values, good = gathered(source, oob_mode)
+        total = total + dtypes.to_fp32(values, source.dtype).reshape(dst.shape)
+        keep = good if good is not None else keep
+    _scatter(dst, dtypes.from_fp32(total, dst.dtype), None if dst.is_vector else keep, oob_mode)
+    for source in srcs:
+        cost.dma(machine, dst, source)

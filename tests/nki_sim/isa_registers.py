@@ -1,6 +1,8 @@
 """The register instructions of the sequencers."""
 
-from . import checks
+import numpy as np
+
+from . import checks, dtypes
 from .checks import instruction
 from .enums import HBM, SBUF
 from .machine import current
@@ -40,12 +42,5 @@ def register_store(dst, src):
     checks.tensor(dst, "dst", (SBUF, *HBM), ("int32", "uint32"), dma=True)
     if dst.size != 1:
         current().fail(f"dst: expected one element, got shape {dst.shape}")
-    dst.write(_word(_register(src, "src").peek(), dst))
-
-
-def _word(value, dst):
-    import numpy as np
-
-    from . import dtypes
-
-    return np.array([value & 0xFFFFFFFF], np.uint32).view(dtypes.NUMPY[dst.dtype])
+    word = np.array([_register(src, "src").peek() & 0xFFFFFFFF], np.uint32)
+    dst.write(word.view(dtypes.NUMPY[dst.dtype]))

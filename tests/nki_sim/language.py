@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from . import dtypes
-from .checks import instruction  # noqa: F401  (kept importable for extensions of the instruction set)
+from . import dtypes, isa_dma, isa_vector
 from .enums import HBM, PARTITIONS, SBUF, MemoryRegion, TileSize
 from .machine import current
 from .memory import Storage
@@ -65,9 +64,7 @@ def _initialised(name, shape, dtype, buffer, tensor_name, value):
     if buffer in HBM:
         machine.fail("buffer: an initialised HBM tensor needs a DMA; fill an sbuf tile and copy it")
     tensor = _allocate(machine, shape, dtype, buffer, tensor_name)
-    from .isa_vector import memset
-
-    memset(tensor, int(value) if tensor.dtype in dtypes.INTEGERS else float(value))
+    isa_vector.memset(tensor, int(value) if tensor.dtype in dtypes.INTEGERS else float(value))
     return tensor
 
 
@@ -147,7 +144,7 @@ def while_loop(init, body_fun):
     state = [init]
 
     def trip():
-        state[0] = body_fun(VirtualRegister(state[0].peek(), frozen=True))
+        state[0] = body_fun(VirtualRegister(state[0].peek()))
         if not isinstance(state[0], VirtualRegister):
             machine.fail("while_loop: the body must return the next condition register")
 
@@ -159,6 +156,8 @@ def while_loop(init, body_fun):
 
 
 def _device_loop(machine, name, trips, returns=False):
+    if machine.ordered:
+        machine.fail("a device loop cannot sit inside nl.no_reorder()")
     outer_program, outer_script, first_script = machine.program, machine.script, None
     try:
         for number, trip in enumerate(trips):
@@ -180,10 +179,14 @@ def _device_loop(machine, name, trips, returns=False):
 
 
 class _NoReorder:
+    """Program order is the order here anyway; a device loop inside is refused, as by the compiler."""
+
     def __enter__(self):
-        current()
+        self.machine = current()
+        self.machine.ordered += 1
 
     def __exit__(self, *exc):
+        self.machine.ordered -= 1
         return False
 
 
@@ -207,6 +210,17 @@ def program_ndim():
 
 def device_print(print_prefix, tensor):
     print(print_prefix, tensor.read())
+
+
+def load(src, dtype=None):
+    """A new SBUF tile with the contents of an HBM tensor."""
+    tile = ndarray(src.shape, dtype or src.dtype)
+    isa_dma.dma_copy(dst=tile, src=src)
+    return tile
+
+
+def store(dst, value):
+    isa_dma.dma_copy(dst=dst, src=value)
 
 
 def is_hbm(buffer):

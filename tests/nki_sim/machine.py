@@ -34,6 +34,7 @@ class Machine:
         self.loops = []  # one token for each open trip of a device loop
         self.program = True  # False while a device loop repeats code that is already counted
         self.script = None  # instructions of the current trip, compared from trip to trip
+        self.ordered = 0  # open nl.no_reorder() blocks
         self.identities = {}
         # Registers keep their values between instructions: the reduce registers of ScalarE (fp32 sums), and the
         # accumulators VectorE shares between its reducing instructions. None until something resets them.
