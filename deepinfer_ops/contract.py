@@ -7,13 +7,14 @@ vocabulary next to the CPU kernels; ``tests/test_contract.py`` demands the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from .record_format import RecordFormat
 
-Size = int | torch.SymInt
-Dim = int | str
+Size: TypeAlias = int | torch.SymInt
+Dim: TypeAlias = int | str
 """A literal size, or the name of a size: bound where it first appears, compared from then on."""
 
 
@@ -73,7 +74,7 @@ class Checker:
         """A size bound by :meth:`tensor`."""
         return self._sizes[name]
 
-    def at_least(self, argument: str, name: str, value: Size, minimum: int) -> None:
+    def at_least(self, argument: str, name: str, value: Size, minimum: Size) -> None:
         """``value`` (called ``name`` in the message) reaches ``minimum``."""
         self.require(value >= minimum, argument, f"{name} >= {minimum}", lambda: value)
 

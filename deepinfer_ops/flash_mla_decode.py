@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .contract import Checker, Size, paged_cache
-from .library import define
+from .library import define, fake
 from .record_format import KV_FORMATS, LATENT_DIM, RecordFormat
 
 define(
@@ -87,7 +87,7 @@ def check_arguments(
     return DecodeFormats(main, extra)
 
 
-@torch.library.register_fake("deepinfer::flash_mla_decode")
+@fake("flash_mla_decode")
 def _(q: torch.Tensor, *args: object, **hints: object) -> torch.Tensor:
     check_arguments(q, *args, **hints)  # type: ignore[arg-type]
     return torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+
+Implementation = TypeVar("Implementation", bound=Callable[..., torch.Tensor])
 
 OPS = torch.library.Library("deepinfer", "FRAGMENT")
 """Kept alive for the life of the process: a Library that dies takes its registrations with it."""
@@ -17,6 +21,16 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 def define(schema: str) -> None:
     """Declare ``deepinfer::<schema>``."""
     OPS.define(schema, tags=_TAGS)
+
+
+def fake(op: str) -> Callable[[Implementation], Implementation]:
+    """Register the decorated function as ``deepinfer::<op>`` for fake and meta tensors."""
+
+    def register(function: Implementation) -> Implementation:
+        torch.library.register_fake(f"deepinfer::{op}", function, lib=OPS)
+        return function
+
+    return register
 
 
 def load_cpu_kernels() -> bool:

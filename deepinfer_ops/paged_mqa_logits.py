@@ -11,13 +11,16 @@ from dataclasses import dataclass
 import torch
 
 from .contract import Checker, Size, paged_cache
-from .library import define
-from .record_format import INDEX_DIM, INDEX_FORMATS, RecordFormat, by_name
+from .library import define, fake
+from .record_format import INDEX_FORMATS, RecordFormat, by_name
 
 define(
     "paged_mqa_logits(Tensor q_data, Tensor q_sf, Tensor kv_cache, Tensor weights, Tensor context_lens, "
     "Tensor block_table, SymInt max_context_len, *, bool one_sequence=False) -> Tensor"
 )
+
+QUERY_DTYPES = (torch.float8_e4m3fn, torch.int8, torch.uint8)
+"""fp8 elements, or bytes of two packed e2m1."""
 
 ROW_ALIGNMENT = 256
 """Output rows start at multiples of this many elements: 512 bytes, as in DeepGEMM."""
@@ -45,13 +48,11 @@ def check_arguments(
     check = Checker("paged_mqa_logits")
     check.no_grad(q_data=q_data, weights=weights)
     query = by_name(INDEX_FORMATS, "fp8" if q_data.dtype == torch.float8_e4m3fn else "fp4")
-    q_dtypes = [torch.float8_e4m3fn, torch.int8, torch.uint8]
-    check.tensor("q_data", q_data, q_dtypes, ["T", 1, "H", query.data_bytes])
+    check.tensor("q_data", q_data, QUERY_DTYPES, ["T", 1, "H", query.data_bytes])
     check.at_least("q_data", "H", check.size("H"), 1)
     # Scales may come two to an int16, as DeepGEMM's packed layouts do.
     per_item = 2 if q_sf.dtype == torch.int16 else 1
-    sf_shape = ["T", 1, "H", query.scale_bytes // per_item]
-    check.tensor("q_sf", q_sf, [torch.uint8, torch.int16], sf_shape)
+    check.tensor("q_sf", q_sf, [torch.uint8, torch.int16], ["T", 1, "H", query.scale_bytes // per_item])
     names = ("pages", "page_kv", "token_bytes")
     keys = paged_cache(check, "kv_cache", kv_cache, INDEX_FORMATS, names, planar=True)
     check.tensor("weights", weights, [torch.bfloat16, torch.float32], ["T", "H"])
@@ -61,7 +62,7 @@ def check_arguments(
     return LogitsFormats(query, keys)
 
 
-@torch.library.register_fake("deepinfer::paged_mqa_logits")
+@fake("paged_mqa_logits")
 def _(q_data: torch.Tensor, *args: object, **flags: object) -> torch.Tensor:
     check_arguments(q_data, *args, **flags)  # type: ignore[arg-type]
     return empty_logits(q_data, args[5])  # type: ignore[arg-type]

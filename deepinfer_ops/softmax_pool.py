@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .contract import Checker
-from .library import define
+from .library import define, fake
 
 define("softmax_pool(Tensor score_rows, Tensor latent_rows) -> Tensor")
 
@@ -23,7 +23,7 @@ def check_arguments(score_rows: torch.Tensor, latent_rows: torch.Tensor) -> None
     check.tensor("latent_rows", latent_rows, [torch.float32], ["N", "R", "D"])
 
 
-@torch.library.register_fake("deepinfer::softmax_pool")
+@fake("softmax_pool")
 def _(score_rows: torch.Tensor, latent_rows: torch.Tensor) -> torch.Tensor:
     check_arguments(score_rows, latent_rows)
     rows, _, width = score_rows.shape
