@@ -49,6 +49,7 @@ def _walk(function, kernel, seen):
     except (OSError, TypeError, SyntaxError) as error:
         raise NkiValidationError(f"{kernel}: the source of {function.__name__} cannot be read ({error})") from error
     body = tree.body[0]
+    body.decorator_list = []  # decorators run in Python, not in the kernel
     for node in ast.walk(body):
         _refuse(node, kernel, function)
     for node in ast.walk(body):

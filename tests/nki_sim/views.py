@@ -8,7 +8,7 @@ from math import prod
 
 from . import dtypes, layout
 from .dynamic_views import DynamicViews
-from .machine import current
+from .errors import NkiValidationError
 
 MAX_RANK = 5
 
@@ -22,7 +22,7 @@ class DynamicSlice:
 
 class Views(DynamicViews):
     def _fail(self, message):
-        current().fail(f"{self.name}: {message}")
+        raise NkiValidationError(f"{self.name}: {message}")
 
     def _with(self, shape, strides, offset=None, dtype=None, dynamic=None):
         shape = tuple(shape)
