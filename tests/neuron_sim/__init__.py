@@ -7,17 +7,22 @@ import importlib.machinery
 import sys
 import types
 
-from . import kernel_definitions as _kernel_definitions  # noqa: F401 (registers them)
+from . import graph_rules, kernel_definitions
 from .recorder import Recording, int32_only, record
 from .runners import DefinitionRunner, SimulatorRunner, define, use_runner
+from .tracing import Compiled, compile_fullgraph
 
 __all__ = [
+    "Compiled",
     "DefinitionRunner",
     "Recording",
     "SimulatorRunner",
+    "compile_fullgraph",
     "define",
+    "graph_rules",
     "install",
     "int32_only",
+    "kernel_definitions",
     "record",
     "use_runner",
 ]

@@ -74,7 +74,7 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
             f"Could not run '{op.name()}' with arguments from the 'neuron' backend: it has no PrivateUse1 kernel"
         )
     names = [argument.name for argument in op._schema.arguments]
-    arguments = dict(zip(names, args, strict=False)) | kwargs
+    arguments = _numbers_as_tensors(op, dict(zip(names, args, strict=False)) | kwargs)
     with torch._C._AutoDispatchBelowAutograd():
         if op is torch.ops.aten._copy_from.default:
             return _copy(op, arguments["self"], arguments["dst"])
@@ -91,6 +91,22 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
             poison(result)
         recorder.after(pending, result)
         return _results(op, arguments, host, result)
+
+
+def _numbers_as_tensors(op: torch._ops.OpOverload, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Undo what boxing does to the 5 of ``x % 5``: the schema wants a tensor, the fallback is handed a number.
+
+    Dtypes are chosen so that, as with PyTorch's own wrapped numbers, the number does not widen the tensor it meets.
+    """
+    dtypes = {value.dtype for value in arguments.values() if isinstance(value, torch.Tensor)}
+    integer = next((dtype for dtype in dtypes if not dtype.is_floating_point and dtype != torch.bool), torch.int64)
+    real = torch.float64 if torch.float64 in dtypes else torch.float32
+    for argument in op._schema.arguments:
+        value = arguments.get(argument.name)
+        if isinstance(argument.type, torch.TensorType) and isinstance(value, bool | int | float):
+            dtype = torch.bool if isinstance(value, bool) else integer if isinstance(value, int) else real
+            arguments[argument.name] = torch.tensor(value, dtype=dtype)
+    return arguments
 
 
 def _copy(op: torch._ops.OpOverload, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
