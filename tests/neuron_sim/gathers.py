@@ -77,6 +77,8 @@ _PAIRS: dict[str, Callable[[Arguments], list[tuple[torch.Tensor, int]]]] = {
 def base_name(op: torch._ops.OpOverload) -> str:
     """The operator's name without overload and in-place underscore: ``aten.add_.Tensor`` and ``add.out`` are "add"."""
     name = op.overloadpacket.__name__
+    if name.startswith("__"):
+        return name
     return "copy" if name == "_copy_from" else name.removesuffix("_")
 
 

@@ -52,9 +52,10 @@ KERNELS = {
 """A kernel that is not listed is an error: nobody has said what its sizes are."""
 
 _GATHERS = {aten.index.Tensor, aten.index_select.default, aten.embedding.default, aten.gather.default}
+_SAME = {aten.alias.default, aten.detach.default}  # AOTAutograd leaves a detach behind a dtype view in grad mode
 # Move bytes or rename dimensions, compute nothing.
-_SHAPE_ONLY = {
-    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.alias.default, aten.clone.default),
+_SHAPE_ONLY = _SAME | {
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.clone.default),
     *(aten.slice.Tensor, aten.select.int, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims),
     *(aten.permute.default, aten.transpose.int, aten.expand.default, aten.split.Tensor, operator.getitem),
     *(aten.split_with_sizes.default, aten.unbind.int),
@@ -169,9 +170,9 @@ def _origin(node: Node) -> tuple[Node, bool]:
 def _float8(node: Node) -> str | None:
     if node.op in ("placeholder", "output") or not any("float8" in _name(t.dtype) for t in _tensors(node)):
         return None
-    if node.target is not aten.view.dtype:
+    if node.target is not aten.view.dtype and node.target not in _SAME:
         return f"{node.target} gives a float8 tensor"
-    wrong = [user.name for user in node.users if user.target not in _CONVERSIONS]
+    wrong = [user.name for user in node.users if user.target not in _CONVERSIONS | _SAME]
     return f"a float8 tensor used by {', '.join(wrong)} without a conversion" if wrong else None
 
 

@@ -19,7 +19,18 @@ INT32 = torch.iinfo(torch.int32)
 # Whose int32 results can exceed 32 bits; each is run again on 64-bit copies while a recorder is on.
 _ARITHMETIC = {
     *("add", "sub", "rsub", "mul", "neg", "abs", "addcmul", "sum", "cumsum", "prod", "cumprod", "square", "pow"),
-    *("bitwise_left_shift", "__lshift__", "mm", "bmm", "dot", "addmm", "scatter_add", "index_add", "scatter_reduce"),
+    *(
+        "bitwise_left_shift",
+        "__lshift__",
+        "__ilshift__",
+        "mm",
+        "bmm",
+        "dot",
+        "addmm",
+        "scatter_add",
+        "index_add",
+        "scatter_reduce",
+    ),
 }
 
 
