@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from oracle import Exact
@@ -12,6 +14,7 @@ BF16_OVERFLOW = 2.0**128 - 2.0**119
 
 def assert_matches(got: torch.Tensor, exact: Exact, what: str = "out") -> None:
     """``got`` lies within the tolerance of the exact result; NaN and infinities stand where they belong."""
+    __tracebackhide__ = True
     assert tuple(got.shape) == exact.value.shape, f"{what}: shape {tuple(got.shape)}, not {exact.value.shape}"
     actual = got.detach().cpu().double().numpy()
     with np.errstate(invalid="ignore"):
@@ -21,11 +24,12 @@ def assert_matches(got: torch.Tensor, exact: Exact, what: str = "out") -> None:
         right |= overflow & (np.sign(actual) == np.sign(exact.value))
         right |= np.isnan(actual) & np.isnan(exact.value)
         excess = np.where(right, 0.0, np.nan_to_num(error / exact.tolerance, nan=np.inf, posinf=np.inf))
-    _report(what, right, excess, actual, exact.value, lambda at: f"tolerance {exact.tolerance[at]:.6g}")
+    report(what, right, excess, actual, exact.value, lambda at: f"tolerance {exact.tolerance[at]:.6g}")
 
 
 def assert_same_bits(got: torch.Tensor, want: torch.Tensor, what: str = "out") -> None:
     """Bit for bit the same, NaN payloads included, whatever the strides."""
+    __tracebackhide__ = True
     assert got.dtype == want.dtype, f"{what}: dtype {got.dtype}, not {want.dtype}"
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(want.shape)}"
     bits = {2: torch.int16, 4: torch.int32}[got.element_size()]
@@ -33,20 +37,30 @@ def assert_same_bits(got: torch.Tensor, want: torch.Tensor, what: str = "out") -
     actual, wanted = got.detach().cpu().double().numpy(), want.detach().cpu().double().numpy()
     with np.errstate(invalid="ignore"):
         excess = np.where(a == b, 0.0, np.nan_to_num(np.abs(actual - wanted), nan=np.inf))
-    _report(what, a == b, excess, actual, wanted, lambda at: f"bits {a[at]:#x}, not {b[at]:#x}")
+    report(what, a == b, excess, actual, wanted, lambda at: f"bits {a[at]:#x}, not {b[at]:#x}")
 
 
 def assert_equal(got: torch.Tensor, want: object, what: str = "out") -> None:
     """Every element equals ``want`` (broadcast), NaN where ``want`` is NaN: for results with exact numbers."""
+    __tracebackhide__ = True
     actual = got.detach().cpu().double().numpy()
     wanted = np.broadcast_to(np.asarray(want, dtype=np.float64), actual.shape)
     right = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
         excess = np.where(right, 0.0, np.nan_to_num(np.abs(actual - wanted), nan=np.inf))
-    _report(what, right, excess, actual, wanted, lambda at: f"difference {actual[at] - wanted[at]:.6g}")
+    report(what, right, excess, actual, wanted, lambda at: f"difference {actual[at] - wanted[at]:.6g}")
 
 
-def _report(what, right, excess, actual, wanted, detail) -> None:
+def report(
+    what: str,
+    right: np.ndarray,
+    excess: np.ndarray,
+    actual: np.ndarray,
+    wanted: np.ndarray,
+    detail: Callable[[tuple[int, ...]], str],
+) -> None:
+    """Raise unless all are ``right``; names the first wrong element and the one of the largest ``excess``."""
+    __tracebackhide__ = True
     if right.all():
         return
     wrong = np.argwhere(~right)
@@ -56,5 +70,7 @@ def _report(what, right, excess, actual, wanted, detail) -> None:
     axes = [f"{len(np.unique(wrong[:, axis]))} of {size}" for axis, size in enumerate(right.shape)]
     lines.append(f"  indices hit, axis by axis: {', '.join(axes)}")
     for label, at in (("first", first), ("worst", worst)):
-        lines.append(f"  {label} at {list(at)}: got {actual[at]!r}, expected {wanted[at]!r}, {detail(at)}")
+        lines.append(
+            f"  {label} at {list(at)}: got {float(actual[at])!r}, expected {float(wanted[at])!r}, {detail(at)}"
+        )
     raise AssertionError("\n".join(lines))

@@ -8,6 +8,8 @@ import hypothesis
 import pytest
 import torch
 
+import deepinfer_ops  # noqa: F401  (registers torch.ops.deepinfer)
+
 COMMON = {
     "deadline": None,  # a shared machine stalls now and then
     "print_blob": True,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-BF16_ROUNDING = 2.0**-9
-"""Round to nearest even to 8 significant bits: at most half a unit in the last place, 2^-9 of the value."""
+BF16_ROUNDING = 2.0**-8
+"""Round to nearest even to 8 significant bits: half a unit in the last place is at most 2^-8 of the value."""
 
 FP32_UNIT = 2.0**-24
 """Unit roundoff of float32: one operation is off by at most this part of its result."""
@@ -176,7 +176,7 @@ def flash_mla_decode(
     for b, s in np.ndindex(*q.shape[:2]):
         keys = live_keys(k_cache, indices, topk_length, extra_k_cache, extra_indices, extra_topk_length, b, s)
         value[b, s] = attend(queries[b, s], keys, sink, softmax_scale)
-        tolerance[b, s] = 2.0**-8 * np.abs(value[b, s]) + 1e-5 * np.abs(keys).max(initial=0.0)
+        tolerance[b, s] = BF16_ROUNDING * np.abs(value[b, s]) + 1e-5 * np.abs(keys).max(initial=0.0)
         tolerance[b, s] += 2 * SMALLEST_NORMAL if len(keys) else 0.0
     return Exact(value, tolerance)
 
