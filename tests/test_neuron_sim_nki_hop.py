@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import neuron_sim
-import nki_sim
 import pytest
 import torch
 
@@ -146,7 +145,6 @@ def test_the_runner_is_exchanged_also_under_a_graph_already_traced(hop, ab):
 
 @pytest.mark.parametrize("ones_for_shapes", [False, True], ids=["definition", "ones"])
 def test_the_simulator_runs_the_kernel_itself(hop, ones_for_shapes):
-    nki_sim.install()
     import nki.isa as nisa
     import nki.language as nl
 

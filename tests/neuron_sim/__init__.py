@@ -40,8 +40,11 @@ def install() -> str:
     if hop is not None:
         return "simulated" if hop.__name__ == f"{__name__}.nki_hop" else "real"
 
+    import nki_sim
+
     from . import device, nki_hop
 
+    nki_sim.install()  # the package's kernels import nki
     device.setup()
     package = types.ModuleType("torch_neuronx", "The tests' stand-in; see tests/neuron_sim.")
     package.__spec__ = importlib.machinery.ModuleSpec("torch_neuronx", None, is_package=True)

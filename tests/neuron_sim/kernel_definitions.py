@@ -53,5 +53,14 @@ def weighted_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> 
 
 @define("softmax_pool")
 def softmax_pool(latent: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
-    """``latent``, ``score`` [N, R, D] fp32 -> [N, D] fp32: softmax over R of the scores weighs the latents."""
-    return (latent * torch.softmax(score, dim=1)).sum(1)
+    """``latent``, ``score`` [N, R, D] fp32 -> [N, D] fp32: a softmax over R of the scores weighs the latents.
+
+    A score of -inf masks its entry, whatever the latent is; a column of -inf only gives 0.
+    """
+    masked = score == -torch.inf
+    largest = score.amax(1, keepdim=True)
+    largest = torch.where(largest == -torch.inf, 0.0, largest)
+    weights = torch.exp(score - largest)
+    total = weights.sum(1)
+    pooled = (torch.where(masked, 0.0, latent) * weights).sum(1)
+    return torch.where(masked.all(1), 0.0, pooled / total)
