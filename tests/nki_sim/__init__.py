@@ -26,6 +26,7 @@ the new one exists, so such a tile counts twice, which is what overlapping two i
 
 import contextlib
 import importlib
+import os
 import sys
 import types
 
@@ -34,11 +35,23 @@ from .cost import Bound, Trace
 from .errors import NkiOutOfBounds, NkiValidationError
 from .jit import Kernel, _traces, jit, simulate
 
-__all__ = ["Bound", "Kernel", "NkiOutOfBounds", "NkiValidationError", "Trace", "install", "jit", "simulate", "trace"]
+__all__ = [
+    "Bound",
+    "Kernel",
+    "NkiOutOfBounds",
+    "NkiValidationError",
+    "Trace",
+    "install",
+    "jit",
+    "simulate",
+    "standing_in",
+    "trace",
+]
 
 
 def install():
     """Make `nki`, `nki.isa` and `nki.language` importable; returns "nki" (the real package) or "simulator"."""
+    os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")  # AWS's simulator would take trn3
     present = sys.modules.get("nki")
     if present is not None and hasattr(present, "jit"):
         return getattr(present, "_deepinfer_backend", "nki")
@@ -46,14 +59,33 @@ def install():
     with contextlib.suppress(ImportError):
         if hasattr(importlib.import_module("nki"), "jit"):
             return "nki"
-    namespace = sys.modules.get("nki")
+    sys.modules.update(_modules(getattr(sys.modules.get("nki"), "__path__", [])))
+    return "simulator"
+
+
+def _modules(path):
+    """`nki` and its two submodules. `path`: folders named nki, whose kernels stay importable as nki.<file>."""
     module = types.ModuleType("nki", "Simulated by nki_sim.")
-    module.__path__ = list(getattr(namespace, "__path__", []))  # kernels in a folder named nki stay importable
+    module.__path__ = list(path)
     module._deepinfer_backend = "simulator"
     module.jit, module.simulate = jit, simulate
     module.isa, module.language = isa, language
-    sys.modules.update({"nki": module, "nki.isa": isa, "nki.language": language})
-    return "simulator"
+    return {"nki": module, "nki.isa": isa, "nki.language": language}
+
+
+@contextlib.contextmanager
+def standing_in():
+    """Let imports in the block find the simulator's modules even where the real package is installed."""
+    ours = _modules([])
+    names = [name for name in sys.modules if name == "nki" or name.startswith("nki.")]
+    saved = {name: sys.modules.pop(name) for name in names}
+    sys.modules.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del sys.modules[name]
+        sys.modules.update(saved)
 
 
 @contextlib.contextmanager

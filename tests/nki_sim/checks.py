@@ -3,6 +3,7 @@
 import functools
 import inspect
 import numbers
+from enum import Enum
 
 from . import dtypes, layout
 from .enums import HBM, ON_CHIP, PARTITIONS, PSUM, SBUF, engine, member
@@ -59,8 +60,11 @@ def instruction(function):
 def _described(value):
     """What must be the same in every trip of a device loop."""
     if isinstance(value, NkiTensor):
-        return value.shape, value.strides, value.offset, value.dtype, value.buffer
-    return value if isinstance(value, numbers.Number | str | tuple) else type(value).__name__
+        indirect = value.dynamic and (value.dynamic.kind, value.dynamic.stride)
+        return value.shape, value.strides, value.offset, value.dtype, value.buffer, indirect
+    if isinstance(value, list | tuple):
+        return tuple(_described(v) for v in value)
+    return value if isinstance(value, numbers.Number | str | Op | Enum) else type(value).__name__
 
 
 def tensor(value, what, regions=ON_CHIP, dtype_names=None, dynamic=False, dma=False):

@@ -66,7 +66,7 @@ class _Call:
 
     def __init__(self, machine):
         self.machine = machine
-        self.inputs = []  # (storage, caller's array, as torch or not)
+        self.inputs = []  # (storage, the caller's array or tensor)
         self.torch = False
 
     def take(self, value, what):
@@ -82,14 +82,14 @@ class _Call:
         else:
             return value
         dtype = dtypes.name_of(array.dtype, what)
-        data = np.frombuffer(bytearray(np.ascontiguousarray(array).tobytes()), np.uint8)
+        data = np.array(array, order="C").reshape(-1).view(np.uint8)
         storage = Storage(self.machine, array.shape, dtype, MemoryRegion.private_hbm, what, data)
-        self.inputs.append((storage, original, data.copy()))
+        self.inputs.append((storage, original))
         return NkiTensor(array.shape, dtype, storage)
 
     def give(self, result):
-        for storage, original, before in self.inputs:
-            if not np.array_equal(storage.data, before):
+        for storage, original in self.inputs:
+            if storage.modified:
                 self._write_back(storage, original)
         if isinstance(result, tuple):
             return tuple(self._output(value) for value in result)

@@ -20,6 +20,7 @@ class Storage:
         self.name = name
         self.shape = tuple(shape)
         self.is_argument = data is not None
+        self.modified = False  # by the kernel; decides whether an argument is written back to the caller
         self.loops = tuple(machine.loops)
         count = int(np.prod(self.shape, dtype=np.int64))
         if data is None:
@@ -51,6 +52,7 @@ class Storage:
 
     def mark(self, view, offset, where=None):
         """Record the elements of `view` (those with `where`) as written."""
+        self.modified = True
         if self.written is None:
             return
         if where is None and view.covers_storage():

@@ -109,7 +109,11 @@ class NkiTensor(Views):
         """The elements (storage dtype, no copy); an element never written is an error."""
         self.check_alive()
         offset = self.located()
-        self.require_defined(self.storage.defined(self, offset))
+        defined = self.storage.defined(self, offset)
+        if defined is not None:
+            self.require_defined(defined)
+            if self.covers_storage():
+                self.storage.written = None  # filled piece by piece, complete now: later reads need no check
         return self.storage.array(self, offset)
 
     def require_defined(self, defined):
