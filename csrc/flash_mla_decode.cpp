@@ -90,8 +90,10 @@ class Decode {
     out_ = static_cast<uint16_t*>(out.mutable_data_ptr());
     b_ = q.size(0), s_q_ = q.size(1), h_q_ = q.size(2);
     for (int i = 0; i < 4; ++i) q_stride_[i] = q.stride(i);
-    scale_ = static_cast<float>(std::min(std::abs(softmax_scale), 3.0e38));
-    sign_ = softmax_scale < 0 ? -1.0f : 1.0f;
+    const double folded = std::clamp(softmax_scale, -1.0, 1.0);
+    q_scale_ = static_cast<float>(folded);
+    q_scale_low_ = static_cast<float>(folded - q_scale_);
+    scale_ = static_cast<float>(std::clamp(std::abs(softmax_scale), 1.0, 3.0e38));
   }
 
   void add_scope(const Scope& scope) { scopes_[scope_count_++] = scope; }
@@ -117,7 +119,7 @@ class Decode {
   const uint16_t* q_;
   uint16_t* out_;
   int64_t b_, s_q_, h_q_, q_stride_[4];
-  float scale_, sign_;
+  float q_scale_, q_scale_low_, scale_;
   Scope scopes_[2];
   int scope_count_ = 0;
   const float* sink_ = nullptr;
@@ -196,7 +198,7 @@ DecodeQuery Decode::query(const Unit& unit) const {
   const int64_t b = unit.row / s_q_, s = unit.row % s_q_;
   const uint16_t* q = q_ + b * q_stride_[0] + s * q_stride_[1] + unit.head_begin * q_stride_[2];
   const int heads = static_cast<int>(std::min<int64_t>(kMaxHeads, h_q_ - unit.head_begin));
-  return {q, q_stride_[2], q_stride_[3], heads, scale_, sign_};
+  return {q, q_stride_[2], q_stride_[3], heads, q_scale_, q_scale_low_, scale_};
 }
 
 DecodeOutput Decode::output(const Unit& unit) const {

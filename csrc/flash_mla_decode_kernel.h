@@ -22,7 +22,7 @@ inline void for_each_group(int heads, int begin, int end, const Body& body) {
 }
 
 inline void pack_query(const DecodeQuery& query, float* packed) {
-  const vf sign = splat(query.sign);
+  const auto scaled = [&](vf q) { return q * query.q_scale + q * query.q_scale_low; };
   for (int first = 0; first < query.heads; first += kLanes) {
     const int group = first / kGroupWidth;
     const int width = group_width(query.heads, group);
@@ -34,9 +34,10 @@ inline void pack_query(const DecodeQuery& query, float* packed) {
         if (first + lane >= query.heads) continue;
         const uint16_t* q = query.q + (first + lane) * query.head_stride + d * query.dim_stride;
         if (query.dim_stride == 1) {
-          block[lane] = from_bf16(q) * sign;
+          block[lane] = scaled(from_bf16(q));
         } else {
-          for (int i = 0; i < kLanes; ++i) block[lane][i] = from_bf16(q[i * query.dim_stride]) * query.sign;
+          for (int i = 0; i < kLanes; ++i) block[lane][i] = from_bf16(q[i * query.dim_stride]);
+          block[lane] = scaled(block[lane]);
         }
       }
       transpose(block);
@@ -198,7 +199,8 @@ struct FinishBody {
           sink[lane] = output.sink[(head + lane) * output.sink_stride];
         }
         const vf weight = loadf(state.weight + head);
-        share = weight / (weight + exp(sink - loadf(state.max + head) * query.scale));
+        const vf above = sink - loadf(state.max + head) * query.scale;
+        share = above > 88.0f ? vf{} : weight / (weight + exp(above));
       }
       const float* values = state.out + int64_t{group} * kGroupWidth * kLatentDim + v * kLanes;
       for (int d = 0; d < kLatentDim; d += kLanes) {

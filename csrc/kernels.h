@@ -17,8 +17,10 @@ struct DecodeQuery {
   int64_t head_stride;  // elements
   int64_t dim_stride;   // elements
   int heads;            // <= kMaxHeads
-  float scale;          // |softmax_scale|
-  float sign;           // its sign: folded into q, so that the largest logit belongs to the largest product
+  // logit = scale * (q_scale + q_scale_low) * (q . k), scale >= 1. A factor up to 1 is folded into the query, in two
+  // parts so that it is not rounded to fp32 first: huge keys then overflow only if the logit itself does. A larger one
+  // is applied to differences of products, which it cannot turn into inf - inf.
+  float q_scale, q_scale_low, scale;
 };
 
 // The live keys of one split: pointers to records, first those of the main scope, then those of the extra scope.
@@ -34,7 +36,7 @@ struct DecodeKeys {
 // layout is [group][512][width of group], and [group][width] for the two statistics.
 struct DecodePartial {
   float* out;     // mean of the keys, weighted by the softmax over this partial's keys
-  float* max;     // largest product sign * (q . k), before the scale
+  float* max;     // largest product (q_scale + q_scale_low) * (q . k)
   float* weight;  // sum of exp(scale * (product - max))
 };
 constexpr int64_t kPartialOut = int64_t{kMaxHeads} * kLatentDim;  // floats in DecodePartial::out, at most

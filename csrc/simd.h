@@ -23,7 +23,7 @@ inline void store(T* p, V v) {
   __builtin_memcpy(p, &v, sizeof(V));
 }
 inline vf loadf(const float* p) { return load<vf>(p); }
-inline vf splat(float x) { return vf{} + x; }
+inline vf splat(float x) { return x - vf{}; }  // minus zero: the identity that compilers may fold away
 inline vu splat(uint32_t x) { return vu{} + x; }
 inline vf as_float(vu x) { return (vf)x; }  // a cast between vector types keeps the bits
 inline vu as_bits(vf x) { return (vu)x; }
@@ -51,27 +51,35 @@ inline vu16 to_bf16(vf x) {
   return __builtin_convertvector(x == x ? rounded : quiet_nan, vu16);
 }
 
-// exp to about 1.5 ulp (Cody-Waite reduction, degree-6 polynomial with the coefficients of Cephes' expf). Below -87.3,
-// where the result would be subnormal, it is 0; above 88.3 it is inf; NaN stays NaN.
+// exp of numbers <= 88, to about 1.5 ulp (Cody-Waite reduction, degree-6 polynomial with the coefficients of Cephes'
+// expf). Below -87.3, where the result would be subnormal, it is 0; NaN stays NaN. One exp is a chain of 15 dependent
+// instructions: N of them side by side fill the pipeline.
+template <int N>
+inline void exp(vf (&x)[N]) {
+  constexpr float kLowest = -87.3f, kRound = 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  constexpr float kPolynomial[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                                   5.0000001201e-1f};
+  vf shifted[N], r[N], p[N];
+#define DEEPINFER_EACH _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
+  DEEPINFER_EACH r[i] = x[i] < kLowest ? splat(kLowest) : x[i];
+  DEEPINFER_EACH shifted[i] = r[i] * 1.44269504f + kRound;
+  DEEPINFER_EACH p[i] = shifted[i] - kRound;
+  DEEPINFER_EACH r[i] = r[i] - p[i] * 0.693359375f;
+  DEEPINFER_EACH r[i] = r[i] - p[i] * -2.12194440e-4f;
+  DEEPINFER_EACH p[i] = splat(1.9875691500e-4f);
+#pragma GCC unroll 8
+  for (const float c : kPolynomial) DEEPINFER_EACH p[i] = p[i] * r[i] + c;
+  DEEPINFER_EACH p[i] = p[i] * r[i];
+  DEEPINFER_EACH p[i] = p[i] * r[i] + r[i];
+  DEEPINFER_EACH p[i] = p[i] + 1.0f;
+  DEEPINFER_EACH p[i] = p[i] * as_float((as_bits(shifted[i]) << 23) + 0x3f800000u);
+  DEEPINFER_EACH x[i] = x[i] < kLowest ? vf{} : p[i];
+#undef DEEPINFER_EACH
+}
 inline vf exp(vf x) {
-  constexpr float kLowest = -87.3f, kHighest = 88.3f, kRound = 12582912.0f;  // 1.5 * 2^23: rounds to an integer
-  vf t = x < kLowest ? splat(kLowest) : x;
-  t = t > kHighest ? splat(kHighest) : t;
-  const vf shifted = t * 1.44269504f + kRound;
-  const vf n = shifted - kRound;
-  vf r = t - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const vf power = as_float((as_bits(shifted) << 23) + 0x3f800000u);
-  vf result = p * power;
-  result = x < kLowest ? vf{} : result;
-  return x > kHighest ? splat(__builtin_inff()) : result;
+  vf one[1] = {x};
+  exp(one);
+  return one[0];
 }
 
 inline float sum(vf x) {
