@@ -56,6 +56,20 @@ def _operands(machine, stationary, moving, double_row):
     return arrays
 
 
+# OpenBLAS starts threads above this many multiply-adds; on a busy machine their start-up costs ten times the product.
+_SINGLE_THREAD = 262144
+
+
+def product(a, b):
+    """a.T @ b in fp32, by column blocks that BLAS computes in the calling thread."""
+    (k, m), n = a.shape, b.shape[1]
+    width = min(n, max(1, _SINGLE_THREAD // (k * m)))
+    blocks = -(-n // width)
+    padded = b if n == blocks * width else np.pad(b, ((0, 0), (0, blocks * width - n)))
+    result = np.matmul(a.T, padded.reshape(k, blocks, width).transpose(1, 0, 2))
+    return result.transpose(1, 0, 2).reshape(m, blocks * width)[:, :n]
+
+
 @instruction
 def nc_matmul(
     dst,
@@ -87,8 +101,7 @@ def nc_matmul(
         _write_transposed(dst, stationary)
         cost.tensor_engine(machine, b.shape[1], 2 if stationary.dtype in dtypes.FP32_LIKE else 1)
         return
-    product = np.dot(a.T, b)
-    total = product.reshape(dst.shape)
+    total = product(a, b).reshape(dst.shape)
     before = _accumulated(machine, dst, accumulate)
     if before is not None:
         started, old = before

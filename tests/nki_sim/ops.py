@@ -56,8 +56,6 @@ def _bitvec(name, function, identity=None):
     return Op(name, "bitvec", function, identity=identity)
 
 
-_ALL_ONES = object()  # identity of bitwise_and, whatever the width
-
 _ALU = [
     _arithmetic("add", np.add, 0.0),
     _arithmetic("subtract", np.subtract, 0.0),
@@ -74,7 +72,7 @@ _ALU = [
     _arithmetic("logical_or", _logical(np.logical_or), 0.0),
     _arithmetic("logical_xor", _logical(np.logical_xor), 0.0),
     _arithmetic("power", np.power),
-    _bitvec("bitwise_and", np.bitwise_and, _ALL_ONES),
+    _bitvec("bitwise_and", np.bitwise_and, -1),
     _bitvec("bitwise_or", np.bitwise_or, 0),
     _bitvec("bitwise_xor", np.bitwise_xor, 0),
     _bitvec("left_shift", np.left_shift),
@@ -112,10 +110,6 @@ _ABSENT = ["divide", "mod", "fmod", "abs_max", "abs_min", "prelu", "gelu_dx", "s
 
 OPS = {op.name: op for op in [*_ALU, *_ACTIVATIONS, *(Op(name) for name in _ABSENT)]}
 COMPARISONS = frozenset({"equal", "less", "less_equal", "greater", "greater_equal"})
-
-
-def bit_identity(op, dtype):
-    return dtype.type(~dtype.type(0)) if op.identity is _ALL_ONES else dtype.type(op.identity)
 
 
 def shifted(op, a, b):

@@ -8,6 +8,8 @@ than nl.no_reorder) and star arguments are in no list of accepted forms, so they
 import ast
 import functools
 import inspect
+import pathlib
+import sysconfig
 import textwrap
 import types
 
@@ -32,6 +34,12 @@ _FORBIDDEN = {
     ast.Match: "match",
     ast.NamedExpr: "an assignment expression",
 }
+
+# Functions from here are not part of a kernel: the simulator, the standard library, installed packages.
+_NOT_KERNELS = [
+    pathlib.Path(__file__).parent,
+    *(pathlib.Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+]
 
 
 @functools.cache
@@ -85,6 +93,6 @@ def _resolve(node, function):
         return None
     if not isinstance(value, types.FunctionType):
         return None
-    ours = value.__module__ or ""
-    same = ours.split(".")[0] == (function.__module__ or "").split(".")[0] or ours == function.__module__
-    return value if same and not ours.startswith("nki_sim") else None
+    path, home = (pathlib.Path(f.__code__.co_filename) for f in (value, function))
+    foreign = any(path.is_relative_to(folder) for folder in _NOT_KERNELS)
+    return value if path.parent == home.parent or not foreign else None

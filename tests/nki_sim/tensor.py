@@ -1,5 +1,7 @@
 """NkiTensor: shape, strides and offset over a storage. View methods are in views.py, run-time addresses here."""
 
+from math import prod
+
 import numpy as np
 
 from . import dtypes, layout
@@ -14,6 +16,7 @@ class NkiTensor(Views):
 
     def __init__(self, shape, dtype, storage, strides=None, offset=0, dynamic=None):
         self.shape = tuple(shape)
+        self.size = prod(self.shape)
         self.dtype = dtype
         self.storage = storage
         self.strides = layout.row_major(self.shape) if strides is None else tuple(strides)
@@ -24,7 +27,6 @@ class NkiTensor(Views):
     buffer = property(lambda self: self.storage.buffer)
     name = property(lambda self: self.storage.name)
     ndim = property(lambda self: len(self.shape))
-    size = property(lambda self: int(np.prod(self.shape, dtype=np.int64)))
     on_chip = property(lambda self: self.storage.buffer in ON_CHIP)
     is_vector = property(lambda self: self.dynamic is not None and self.dynamic.kind == "vector")
 
