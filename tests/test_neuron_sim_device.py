@@ -139,6 +139,21 @@ def test_copies_convert_and_go_both_ways():
     assert host.to("neuron", torch.float8_e4m3fn).cpu().dtype == torch.float8_e4m3fn
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_conversion_from_e4m3_reads_the_code_as_trn2_does(compiled):
+    codes = torch.arange(256, dtype=torch.uint8)
+    want = codes.view(torch.float8_e4m3fn).float()
+    want[0x78], want[0xF8] = torch.inf, -torch.inf
+    want[0x79:0x80] = want[0xF9:] = torch.nan
+
+    def convert(codes):
+        return codes.view(torch.float8_e4m3fn).to(torch.bfloat16)
+
+    convert = neuron_sim.compile_fullgraph(convert) if compiled else convert
+    assert torch.equal(convert(codes.to("neuron")).cpu().float().nan_to_num(777), want.nan_to_num(777))
+    assert codes.to("neuron").view(torch.float8_e4m3fn).cpu().float()[0x7E] == 448  # a copy to the host keeps the code
+
+
 def test_printing_item_and_deepcopy_work():
     t = neuron(2, 3)
     assert "device='neuron:0'" in repr(t)

@@ -8,7 +8,10 @@ and AOT tracing sees through it; on CPU it stays one opaque node.
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import neuron_sim
 import pytest
@@ -166,3 +169,48 @@ def test_the_graph_obeys_the_rules_and_the_opaque_one_does_not(toy, monkeypatch)
         compiled = neuron_sim.compile_fullgraph(around)
         compiled(*args)
         assert [b.rule for b in neuron_sim.graph_rules.check(compiled.graph)] == broken
+
+
+def prepare(x, cache):
+    """What a composition does besides arithmetic: creates tensors on the device, writes to an argument, gathers."""
+    order = torch.arange(x.shape[0], device=x.device)
+    used = torch.zeros(8, dtype=torch.int32, device=x.device).scatter(0, order, 1)
+    empty = torch.where(x > 2, x, torch.tensor(-1e30, device=x.device))
+    cache[1:3] += 1
+    rows = cache[torch.tensor([2, 0], device=x.device)]
+    padded = torch.nn.functional.pad(empty, (0, 3), value=-1.0)
+    return used.cumsum(0).to(torch.int32), padded, rows.view(-1)[::2], torch.full((3,), 0.5, device=x.device)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_creating_tensors_and_writing_to_arguments_works_eager_and_compiled(dynamic):
+    x, cache = torch.arange(16.0).reshape(4, 4), torch.zeros(4, 4, dtype=torch.uint8)
+    eager, traced = cache.to("neuron"), cache.to("neuron")
+    compiled = neuron_sim.compile_fullgraph(prepare, dynamic=dynamic)
+    results = prepare(x.to("neuron"), eager), compiled(x.to("neuron"), traced)
+    want = prepare(x, cache)
+    for result in results:
+        assert [t.device.type for t in result] == ["neuron"] * 4
+        for mine, wanted in zip(result, want, strict=True):
+            torch.testing.assert_close(mine.cpu(), wanted, rtol=0, atol=0)
+            assert mine.stride() == wanted.stride()
+    assert torch.equal(eager.cpu(), cache)
+    assert torch.equal(traced.cpu(), cache)
+
+
+def test_an_operator_registered_before_the_device_exists_is_reached_too():
+    """PrivateUse1 is the key's name before and after the rename, so import order does not matter."""
+    script = """
+import torch
+lib = torch.library.Library("early", "FRAGMENT")
+lib.define("op(Tensor x) -> Tensor")
+lib.impl("op", lambda x: x * 2, "PrivateUse1")
+import neuron_sim
+assert neuron_sim.install() == "simulated"
+result = torch.ops.early.op(torch.ones(2, device="neuron"))
+print(result.device.type, result.tolist())
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split("\n")[0] == "neuron [2.0, 2.0]"

@@ -7,6 +7,7 @@ CompositeExplicitAutograd) are composed above this level, so what arrives is wha
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,8 +17,21 @@ from . import recorder
 from .gathers import base_name, check_indices
 from .memory import adopt, host_alias, host_bytes, is_neuron, poison, regrow, set_, strided
 
+_CPU = torch.device("cpu")
 _ALLOCATIONS = {"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"}
-_LIBRARY: list[torch.library.Library] = []
+# ``torch.tensor(5, device="neuron")`` inside a trace makes a real tensor below the tracing modes. There a Python
+# fallback fails inside PyTorch (it looks for a registration of the very operator), so what such code uses is registered
+# by name.
+_DIRECT = (
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten._copy_from.default,
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten.fill_.Scalar,
+)
+_LIBRARIES: list[torch.library.Library] = []
 
 
 class NeuronModule:
@@ -47,24 +61,35 @@ class NeuronModule:
 
 def setup() -> None:
     """Make the device exist; once per process, since PrivateUse1 can be renamed only once."""
-    if _LIBRARY:
+    if _LIBRARIES:
         return
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend("neuron", backend_module=NeuronModule())
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(_run, "PrivateUse1")
-    _LIBRARY.append(library)
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(_run, "PrivateUse1")
+    direct = torch.library.Library("aten", "IMPL")
+    for op in _DIRECT:
+        direct.impl(op, functools.partial(_run, op), "PrivateUse1")
+    _LIBRARIES.extend((fallback, direct))
 
 
 def to_host(value: Any) -> Any:
-    """The host alias of a neuron tensor; a tensor of another device is refused, except for a 0-dim CPU scalar."""
-    if is_neuron(value):
-        return host_alias(value)
-    if isinstance(value, torch.Tensor) and value.dim() > 0:
-        found = f"neuron:0 and {value.device}"
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {found}!")
-    return value
+    """An argument as the host sees it: the alias of a neuron tensor, "cpu" for the device.
+
+    A tensor of another device is refused, except for a 0-dim CPU scalar, which PyTorch lets meet any device.
+    """
+    if isinstance(value, torch.Tensor):
+        if is_neuron(value):
+            return host_alias(value)
+        if value.dim() > 0:
+            found = f"neuron:0 and {value.device}"
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {found}!"
+            )
+    if isinstance(value, list | tuple):
+        return [to_host(item) for item in value]
+    return _CPU if isinstance(value, torch.device) else value
 
 
 def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -80,10 +105,7 @@ def _run(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
             return _copy(op, arguments["self"], arguments["dst"])
         if base_name(op) == "set" and "source" in arguments and not is_neuron(arguments["source"]):
             return set_(*arguments.values())
-        host = {
-            name: torch.device("cpu") if isinstance(value, torch.device) else tree_map(to_host, value)
-            for name, value in arguments.items()
-        }
+        host = {name: to_host(value) for name, value in arguments.items()}
         check_indices(op, host)
         pending = recorder.before(op, host)
         result = op(**host)
@@ -114,9 +136,20 @@ def _copy(op: torch._ops.OpOverload, source: torch.Tensor, target: torch.Tensor)
     host_source = host_alias(source) if is_neuron(source) else source
     host_target = host_alias(target) if is_neuron(target) else target
     pending = recorder.before(op, {"self": host_source, "dst": host_target})
-    host_target.copy_(host_source)
+    on_device = is_neuron(source) and is_neuron(target) and source.dtype != target.dtype
+    host_target.copy_(_trn2_values(host_source) if on_device else host_source)
     recorder.after(pending, host_target)
     return target
+
+
+def _trn2_values(source: torch.Tensor) -> torch.Tensor:
+    """What a conversion on the device reads: Trn2's e4m3 is IEEE-like, exponent field 15 is infinity or NaN."""
+    if source.dtype != torch.float8_e4m3fn:
+        return source
+    values = source.float()
+    magnitude = source.view(torch.uint8) & 0x7F
+    values = values.masked_fill(magnitude > 0x78, torch.nan)
+    return torch.where(magnitude == 0x78, torch.copysign(torch.tensor(torch.inf), values), values)
 
 
 def _results(op: torch._ops.OpOverload, arguments: dict[str, Any], host: dict[str, Any], result: Any) -> Any:
