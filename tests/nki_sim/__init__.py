@@ -20,6 +20,9 @@ never written, out-of-range addresses, Python the compiler does not take. AWS's 
     t.bound(flops=..., hbm_bytes=..., gathered_rows=...).ns   # defaults: the trace's own counts
     t.program_size                          # instructions compiled; a device loop's body counts once
 
+Not here: collectives and the second core, random numbers, dropout, batch-norm statistics, sequence_bounds, topk,
+local_gather, nonzero_with_count, manual addresses, and the computing helpers of nl (nl.add(x, y), nl.softmax, ...).
+
 A tensor occupies SBUF or PSUM while Python references it. A variable that a loop rebinds holds its old tensor until
 the new one exists, so such a tile counts twice, which is what overlapping two iterations needs on the device too.
 """

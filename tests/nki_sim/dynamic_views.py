@@ -69,6 +69,9 @@ class DynamicViews:
             self._fail(f"vector_offset: expected shape (P, 1), got {vector_offset.shape}")
         return self._with((vector_offset.shape[0], *self.shape[1:]), self.strides, dynamic=dynamic)
 
+    def indirect(self, index, num_elem=None):
+        self._fail("indirect: tensor indirection is available on trn3 (NeuronCore-v4) only")
+
     def ap(self, pattern, offset=None, scalar_offset=None, vector_offset=None, indirect_dim=0, dtype=None):
         """Address the storage by [[stride, count], ...]: the view's own shape and strides are ignored.
 

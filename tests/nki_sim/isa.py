@@ -58,6 +58,11 @@ nc_matmul_mx = _refused("nc_matmul_mx", _TRN3)
 quantize_mx = _refused("quantize_mx", _TRN3)
 rand2 = _refused("rand2", _TRN3)
 
+
+def __getattr__(name):
+    raise AttributeError(f"nisa.{name}: not part of this simulator (documented names it lacks: see nki_sim)")
+
+
 __all__ = [
     "NkiInstruction",
     "NkiValidationError",

@@ -242,3 +242,7 @@ def is_sbuf(buffer):
 globals().update({name if name != "bool" else "bool_": name for name in dtypes.NUMPY})
 globals().update(OPS)
 max, min = OPS["maximum"], OPS["minimum"]  # the reductions' older names
+
+
+def __getattr__(name):
+    raise AttributeError(f"nl.{name}: not part of this simulator (documented names it lacks: see nki_sim)")
