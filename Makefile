@@ -1,0 +1,60 @@
+# Everything runs in .venv, which the first target that needs it creates. PYTHON picks the interpreter (>= 3.10), TORCH the
+# torch to install: any release from 2.10 on.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
+
+SOURCES := CMakeLists.txt setup.py pyproject.toml $(wildcard csrc/*.h csrc/*.cpp csrc/isa/*.cpp)
+CXX_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/isa/*.cpp)
+
+.PHONY: demo test test-capabilities lint fix bench clean
+
+demo: $(VENV)/built  ## one decode step of a DeepSeek-V4-Flash layer, with a needle to find
+	python -m deepinfer_ops.demo
+
+test: $(VENV)/built $(VENV)/test-tools  ## the whole test suite (HYPOTHESIS_PROFILE=ci draws more problems)
+	python -m pytest $(PYTEST_ARGS)
+
+test-capabilities: $(VENV)/built $(VENV)/test-tools  ## the operators' tests on every instruction set of this CPU
+	for capability in $$(python -c "from deepinfer_ops import _C; print(*_C.cpu_capabilities()[1:])"); do \
+	  DEEPINFER_CPU_CAPABILITY=$$capability python -m pytest -k "not neuron and not nki" \
+	    tests/test_flash_mla_decode.py tests/test_paged_mqa_logits.py tests/test_softmax_pool.py \
+	    tests/test_decode_exhaustive.py || exit 1; \
+	done
+
+lint: $(VENV)/lint-tools $(VENV)/built $(VENV)/test-tools  ## ruff, mypy --strict, clang-format
+	ruff check .
+	ruff format --check .
+	mypy
+	clang-format --dry-run --Werror $(CXX_FILES)
+
+fix: $(VENV)/lint-tools  ## what `lint` can repair by itself
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(CXX_FILES)
+
+bench: $(VENV)/built  ## ratios against torch compositions and the machine's own GEMM
+	python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build deepinfer_ops.egg-info deepinfer_ops/*.so
+
+# torch and the build tools come first: the extension is built against the torch it will run with, not an isolated copy.
+$(VENV)/torch:
+	$(PYTHON) -m venv $(VENV)
+	pip install --quiet "$(TORCH)" "setuptools>=77" wheel "cmake>=3.24" ninja "pybind11>=2.12"
+	touch $@
+
+$(VENV)/built: $(VENV)/torch $(SOURCES)
+	pip install --quiet --no-build-isolation --editable ".[plot]"
+	touch $@
+
+$(VENV)/test-tools: $(VENV)/built
+	pip install --quiet --no-build-isolation --editable ".[test]"
+	touch $@
+
+$(VENV)/lint-tools: $(VENV)/built
+	pip install --quiet --no-build-isolation --editable ".[lint]"
+	touch $@
