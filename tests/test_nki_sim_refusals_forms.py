@@ -59,6 +59,20 @@ def scalar_offset_over_partitions():
     ones((128, 8)).ap(pattern=[[8, 32], [1, 8]], scalar_offset=nisa.register_alloc(0))
 
 
+@refused("scalar_offset 6 is out of bounds")
+def scalar_offset_past_the_partition():
+    part = ones((4, 8)).ap(pattern=[[8, 4], [1, 4]], scalar_offset=nisa.register_alloc(6), indirect_dim=1)
+    nisa.tensor_copy(dst=tile((4, 4)), src=part)
+
+
+@refused("memset, copies or transposes initialised part")
+def accumulation_on_a_half_overwritten_word():
+    total, a = tile((64, 64), buffer=nl.psum), ones((64, 64))
+    nisa.nc_matmul(dst=total, stationary=a, moving=a)
+    nisa.memset(dst=total.view(nl.uint16)[:, 1:2], value=0)  # the upper half of the first fp32
+    nisa.nc_matmul(dst=total, stationary=a, moving=a, accumulate=True)
+
+
 @refused("cannot select the partition dimension")
 def run_time_partition():
     ones((128, 8)).select(0, nisa.register_alloc(0))

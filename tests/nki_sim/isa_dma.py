@@ -174,6 +174,8 @@ def dma_compute(dst, srcs, reduce_op, scales=None, unique_indices=True, oob_mode
         checks.tensor(source, "srcs", _MEMORIES, dynamic=True, dma=True)
         if source.size != dst.size:
             machine.fail(f"srcs: {source.size} elements, but dst has {dst.size}")
+    if any(v.is_indirect() and not v.is_vector for v in (dst, *srcs)):
+        machine.fail("scalar run-time offsets are not documented for dma_compute")
     vectors = [v for v in (dst, *srcs) if v.is_vector]
     if vectors and (len(srcs) != 2 or unique_indices is not True):
         machine.fail("vector_offset: read-modify-write takes exactly 2 sources and unique_indices=True")

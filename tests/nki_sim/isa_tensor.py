@@ -107,7 +107,7 @@ def nc_matmul(
         started, old = before
         total = np.where(started, old + total, total) if not started.all() else old + total
     dst.write(total)
-    dst.storage.matmul_marks(dst, dst.offset)[...] = 1
+    dst.storage.set_matmul_marks(dst, dst.offset, True)
     fp32 = stationary.dtype in dtypes.FP32_LIKE
     cost.tensor_engine(machine, b.shape[1], (2 if is_stationary_onezero or is_moving_onezero else 4) if fp32 else 1)
     machine.trace.matmul_flops += 2 * a.shape[0] * a.shape[1] * b.shape[1]
@@ -123,7 +123,7 @@ def _accumulated(machine, dst, accumulate):
         return None
     if accumulate is not None and accumulate is not True:
         machine.fail(f"accumulate: expected True, False or None, got {accumulate!r}")
-    started = dst.storage.matmul_marks(dst, dst.offset) == 1
+    started = dst.storage.matmul_marks(dst, dst.offset)
     if started.all() and accumulate:
         return started, dst.storage.array(dst, dst.offset)
     defined = dst.storage.defined(dst, dst.offset)

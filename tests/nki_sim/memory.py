@@ -65,5 +65,10 @@ class Storage:
             words[where] = _ONES[view.itemsize]
 
     def matmul_marks(self, view, offset):
-        """One byte per element (of fp32 PSUM): 1 where the last writer was an accumulating matmul."""
-        return self._lattice(self.by_matmul, view, _WORD[view.itemsize], offset)
+        """A bool per element of PSUM: whether all its bytes were last written by an accumulating matmul."""
+        words = self._lattice(self.by_matmul, view, _WORD[view.itemsize], offset)
+        return words == _ONES[view.itemsize]
+
+    def set_matmul_marks(self, view, offset, by_matmul):
+        words = self._lattice(self.by_matmul, view, _WORD[view.itemsize], offset)
+        words[...] = _ONES[view.itemsize] if by_matmul else 0

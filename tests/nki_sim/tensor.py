@@ -72,13 +72,16 @@ class NkiTensor(Views):
         value = int(scalar_value(self.dynamic.index))
         offset = self.offset + value * self.dynamic.stride
         last = offset + layout.span(self.shape, self.strides)
-        if 0 <= value < self.dynamic.limit and last * self.itemsize < self.storage.data.size:
+        inside = last * self.itemsize < self.storage.data.size
+        if self.on_chip:  # the access must not run over into the next partition
+            inside = offset % self.free_elements + layout.span(self.shape[1:], self.strides[1:]) < self.free_elements
+        if 0 <= value < self.dynamic.limit and inside:
             return offset
         if mode is oob_mode.skip:
             return None
         raise NkiOutOfBounds(
             f"{current().instruction}: {self.name}: scalar_offset {value} is out of bounds "
-            f"({self.dynamic.limit} rows; access ends at element {last})"
+            f"(valid below {self.dynamic.limit}; access ends at element {last})"
         )
 
     def rows(self, mode=oob_mode.error):
@@ -142,7 +145,7 @@ class NkiTensor(Views):
             np.copyto(target, values, where=where)
         self.storage.mark(self, offset, where)
         if self.storage.by_matmul is not None:
-            self.storage.matmul_marks(self, offset)[...] = 0
+            self.storage.set_matmul_marks(self, offset, False)
 
     def write_fp32(self, values, where=None):
         self.write(dtypes.from_fp32(values, self.dtype), where)
