@@ -51,36 +51,37 @@ inline vu16 to_bf16(vf x) {
   return __builtin_convertvector(x == x ? rounded : quiet_nan, vu16);
 }
 
-// exp of numbers <= 88, to about 1.5 ulp (Cody-Waite reduction, degree-6 polynomial with the coefficients of Cephes'
-// expf). Below -87.3, where the result would be subnormal, it is 0; NaN stays NaN. One exp is a chain of 15 dependent
-// instructions: N of them side by side fill the pipeline.
-template <int N>
-inline void exp(vf (&x)[N]) {
-  constexpr float kLowest = -87.3f, kRound = 12582912.0f;  // 1.5 * 2^23: rounds to an integer
-  constexpr float kPolynomial[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                                   5.0000001201e-1f};
-  vf shifted[N], r[N], p[N];
-#define DEEPINFER_EACH _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
-  DEEPINFER_EACH r[i] = x[i] < kLowest ? splat(kLowest) : x[i];
-  DEEPINFER_EACH shifted[i] = r[i] * 1.44269504f + kRound;
-  DEEPINFER_EACH p[i] = shifted[i] - kRound;
-  DEEPINFER_EACH r[i] = r[i] - p[i] * 0.693359375f;
-  DEEPINFER_EACH r[i] = r[i] - p[i] * -2.12194440e-4f;
-  DEEPINFER_EACH p[i] = splat(1.9875691500e-4f);
-#pragma GCC unroll 8
-  for (const float c : kPolynomial) DEEPINFER_EACH p[i] = p[i] * r[i] + c;
-  DEEPINFER_EACH p[i] = p[i] * r[i];
-  DEEPINFER_EACH p[i] = p[i] * r[i] + r[i];
-  DEEPINFER_EACH p[i] = p[i] + 1.0f;
-  DEEPINFER_EACH p[i] = p[i] * as_float((as_bits(shifted[i]) << 23) + 0x3f800000u);
-  DEEPINFER_EACH x[i] = x[i] < kLowest ? vf{} : p[i];
-#undef DEEPINFER_EACH
+// body(0) .. body(N - 1), unrolled
+template <int N, class Body>
+inline __attribute__((always_inline)) void each(const Body& body) {
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) body(i);
 }
-inline vf exp(vf x) {
+
+// 2^x for x <= 127, to 2^-22 relative (2^r = 1 + r q(r) on [-1/2, 1/2], q fitted for the least relative error). Below
+// -126, where the result would be subnormal, it is 0; NaN stays NaN. One value is a chain of 12 dependent instructions:
+// N of them side by side fill the pipeline.
+template <int N>
+inline void exp2(vf (&x)[N]) {
+  constexpr float kLowest = -126.0f, kRound = 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+  constexpr float kFit[] = {9.6715130e-3f, 5.5507336e-2f, 0.24022242f, 0.69314700f, 1.0f};
+  vf shifted[N], r[N], p[N];
+  each<N>([&](int i) { r[i] = x[i] < kLowest ? splat(kLowest) : x[i]; });
+  each<N>([&](int i) { shifted[i] = r[i] + kRound; });
+  each<N>([&](int i) { r[i] -= shifted[i] - kRound; });
+  each<N>([&](int i) { p[i] = splat(1.3264727e-3f); });
+#pragma GCC unroll 8
+  for (const float c : kFit) each<N>([&](int i) { p[i] = p[i] * r[i] + c; });
+  each<N>([&](int i) { p[i] *= as_float((as_bits(shifted[i]) << 23) + 0x3f800000u); });
+  each<N>([&](int i) { x[i] = x[i] < kLowest ? vf{} : p[i]; });
+}
+constexpr float kLog2E = 1.44269504f;
+inline vf exp2(vf x) {
   vf one[1] = {x};
-  exp(one);
+  exp2(one);
   return one[0];
 }
+inline vf exp(vf x) { return exp2(x * kLog2E); }
 
 inline float sum(vf x) {
   for (int width = kLanes / 2; width > 0; width /= 2) {

@@ -22,7 +22,7 @@ struct PoolTile {
     return x;
   }
 
-  // `headroom` >= ln R is added to every reference point: the R weights then sum to at most 1, and the weighted latents
+  // `headroom` >= log2 R is taken from every exponent: the R weights then sum to at most 1, and the weighted latents
   // cannot overflow. It is a common factor of numerator and denominator.
   void run(uint16_t* out) const {
     const vf masked = splat(-__builtin_inff());
@@ -37,7 +37,7 @@ struct PoolTile {
         for (int v = 0; v < kVectors; ++v) max[v] = larger(max[v], read(s + r * score_row_stride, score_dim_stride, v));
       }
       for (int v = 0; v < kVectors; ++v) {
-        const vf moved = max[v] == masked ? vf{} : max[v] + headroom;
+        const vf moved = max[v] == masked ? vf{} : max[v];
         if (begin > 0) {
           const vf rescale = before[v] == masked ? splat(1.0f) : exp(reference[v] - moved);
           weight[v] *= rescale;
@@ -47,8 +47,8 @@ struct PoolTile {
       }
       for (int64_t r = 0; r < size; ++r, s += score_row_stride, l += latent_row_stride) {
         vf p[kVectors];
-        for (int v = 0; v < kVectors; ++v) p[v] = read(s, score_dim_stride, v) - reference[v];
-        exp(p);
+        for (int v = 0; v < kVectors; ++v) p[v] = (read(s, score_dim_stride, v) - reference[v]) * kLog2E - headroom;
+        exp2(p);
         for (int v = 0; v < kVectors; ++v) {
           weight[v] += p[v];
           total[v] += read(s, score_dim_stride, v) == masked ? vf{} : p[v] * read(l, latent_dim_stride, v);
@@ -82,7 +82,7 @@ inline void pool_tile(const PoolRow& row, int64_t d, int count, float headroom) 
 
 inline void pool(const PoolRow& row, int64_t dim_begin, int64_t dim_end) {
   float headroom = 0.0f;
-  for (int64_t reach = 1; reach < row.rows; reach *= 2) headroom += 0.6931472f;
+  for (int64_t reach = 1; reach < row.rows; reach *= 2) headroom += 1.0f;
   int64_t d = dim_begin;
   if (row.score_dim_stride == 1 && row.latent_dim_stride == 1) {
     constexpr int kTile = kPoolVectors * kLanes;

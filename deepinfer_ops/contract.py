@@ -102,7 +102,7 @@ def paged_cache(
     """
     blocks, page, size = names
     check.tensor(argument, cache, [torch.uint8], [blocks, page, 1, size])
-    record = cache.shape[3]
+    record = int(cache.shape[3])  # a format's size is never dynamic
     known = either([f"{fmt.bytes} ({fmt.name})" for fmt in formats.values()])
     check.require(record in formats, argument, f"{size} {known}", lambda: record)
     check.at_least(argument, page, cache.shape[1], 1)
@@ -117,7 +117,7 @@ def paged_cache(
         extent = (cache.shape[1] - 1) * token + record
         wanted = f"stride(0) >= {extent} (blocks do not overlap)"
         check.require(cache.stride(0) >= extent, argument, wanted, lambda: cache.stride(0))
-    return formats[int(record)]
+    return formats[record]
 
 
 def either(words: Sequence[str]) -> str:
