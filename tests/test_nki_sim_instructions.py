@@ -63,17 +63,28 @@ def test_an_activation_is_applied_after_scale_and_bias(name):
 
 
 @nki.jit
-def summed(a):
+def summed(a, older_form):
     tile = nl.load(a)
     total = nl.ndarray((a.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     rounded = like(tile, nl.bfloat16)
-    nisa.activation_reduce(dst=rounded, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=total)
+    if older_form:
+        nisa.activation_reduce(dst=rounded, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=total)
+    else:
+        nisa.activation(
+            dst=rounded,
+            op=nl.square,
+            data=tile,
+            reduce_op=nl.add,
+            reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
     return stored(rounded), stored(total)
 
 
-def test_activation_reduce_sums_the_fp32_values_not_the_rounded_ones():
+@pytest.mark.parametrize("older_form", [False, True])
+def test_an_activation_sums_the_fp32_values_not_the_rounded_ones(older_form):
     a = drawn(16, 64, scale=1.0)
-    rounded, total = nki.simulate(summed)(a)
+    rounded, total = nki.simulate(summed)(a, older_form)
     np.testing.assert_array_equal(rounded, np.square(a).astype(BF16))
     np.testing.assert_allclose(total, np.square(a).sum(axis=1, keepdims=True), rtol=1e-6)
 
@@ -106,6 +117,45 @@ def test_tensor_scalar_reduce_continues_over_tiles():
     np.testing.assert_array_equal(x, 2 * a)
     np.testing.assert_array_equal(y, 2 * b)
     np.testing.assert_array_equal(total[:, 0], -2 * np.concatenate([a, b], axis=1).max(axis=1))
+
+
+@nki.jit
+def selected_maximum(tiles, chosen):
+    largest = nl.ndarray((tiles.shape[1], 1), dtype=nl.float32, buffer=nl.sbuf)
+    for i in range(tiles.shape[0]):
+        tile = nl.load(tiles[i])
+        nisa.select_reduce(
+            dst=tile,
+            predicate=nl.load(chosen[i]),
+            on_true=tile,
+            on_false=-1.0,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce if i == 0 else nisa.reduce_cmd.reduce,
+            reduce_res=largest,
+        )
+    return stored(largest)
+
+
+def test_select_reduce_keeps_the_maximum_of_earlier_tiles():
+    tiles = drawn(3, 8, 32)
+    tiles[0] += 100  # the largest come first: a reduction that forgot them would show
+    chosen = np.random.default_rng(0).integers(0, 2, tiles.shape).astype(np.int8)
+    expected = np.where(chosen, tiles, -1).max(axis=(0, 2))
+    np.testing.assert_array_equal(nki.simulate(selected_maximum)(tiles, chosen)[:, 0], expected)
+
+
+@nki.jit
+def moved_within_a_tile(a):
+    tile = nl.load(a)
+    nisa.tensor_copy(dst=tile[:, 1:8], src=tile[:, 0:7])
+    nisa.dma_copy(dst=tile[1:4, :], src=tile[0:3, :])
+    return stored(tile)
+
+
+def test_a_copy_onto_itself_reads_everything_before_it_writes():
+    a = drawn(4, 8)
+    expected = np.concatenate([a[:, :1], a[:, :7]], axis=1)
+    expected = np.concatenate([expected[:1], expected[:3]])
+    np.testing.assert_array_equal(nki.simulate(moved_within_a_tile)(a), expected)
 
 
 @nki.jit

@@ -77,8 +77,6 @@ def dma_copy(dst, src, priority=None, oob_mode=oob_mode.error, dge_mode=dge_mode
     if values is not None:
         if src.dtype != dst.dtype:
             values = dtypes.from_fp32(dtypes.to_fp32(values, src.dtype), dst.dtype)
-        elif not src.is_vector:
-            values = values.copy()
         _scatter(dst, values, good, oob_mode)
     cost.dma(machine, dst, src)
 
