@@ -251,6 +251,38 @@ def test_a_device_loop_counts_once_as_program_and_each_trip_as_work(rows):
 
 
 @nki.jit
+def nested_loops(a):
+    """Each element doubled, by a loop over rows around a loop over columns."""
+    rows, columns = a.shape
+    result = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+
+    def row(i):
+        line = nl.ndarray((1, columns), dtype=a.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=line, src=a.ap(pattern=[[columns, 1], [1, columns]], scalar_offset=i))
+
+        def column(j):
+            element = line.ap(pattern=[[columns, 1], [1, 1]], scalar_offset=j, indirect_dim=1)
+            one = nl.ndarray((1, 1), dtype=a.dtype, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=one, src=element)
+            nisa.tensor_scalar(dst=one, data=one, op0=nl.multiply, operand0=2.0)
+            nisa.tensor_copy(dst=element, src=one)
+
+        nl.fori_loop(0, columns, column)
+        nisa.dma_copy(dst=result.ap(pattern=[[columns, 1], [1, columns]], scalar_offset=i), src=line)
+
+    nl.fori_loop(0, rows, row)
+    return result
+
+
+def test_device_loops_nest_and_their_bodies_count_once():
+    a = drawn(3, 5)
+    with nki_sim.trace() as t:
+        np.testing.assert_array_equal(nki.simulate(nested_loops)(a), 2 * a)
+    assert t.program_size == 5
+    assert t.by_instruction["vector", "tensor_scalar"].issued == 15
+
+
+@nki.jit
 def countdown(start):
     """The sum of start, start - 1, ..., 1 by a while loop on a register."""
     count = nl.load(start)
