@@ -283,6 +283,33 @@ def test_device_loops_nest_and_their_bodies_count_once():
 
 
 @nki.jit
+def triangle(limits):
+    """Row i counts to limits[i] in an inner loop with a run-time bound, which may be 0."""
+    rows = limits.shape[0]
+    total = nl.zeros((1, 1), dtype=nl.int32)
+    one = nl.ones((1, 1), dtype=nl.int32)
+    bound = nisa.register_alloc()
+
+    def row(i):
+        limit = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=limit, src=limits.ap(pattern=[[1, 1], [1, 1]], scalar_offset=i))
+        nisa.register_load(bound, limit)
+
+        def step(j):
+            nisa.tensor_tensor(dst=total, data1=total, data2=one, op=nl.add)
+
+        nl.fori_loop(0, bound, step)
+
+    nl.fori_loop(0, rows, row)
+    return stored(total)
+
+
+@pytest.mark.parametrize("limits", [(0, 3, 2), (2, 0, 1)])
+def test_an_inner_loop_may_have_another_number_of_trips_each_time(limits):
+    assert nki.simulate(triangle)(np.int32(limits)[:, None]) == sum(limits)
+
+
+@nki.jit
 def countdown(start):
     """The sum of start, start - 1, ..., 1 by a while loop on a register."""
     count = nl.load(start)

@@ -88,6 +88,10 @@ def tensor(value, what, regions=ON_CHIP, dtype_names=None, dynamic=False, dma=Fa
 
 
 def _partitions(value, what):
+    """Engines address partitions in quadrants of 32: more than 64 start at 0, more than 32 at 0 or 64.
+
+    Sizes and strides of an access are 16-bit fields, the strides signed, in elements.
+    """
     count, start = value.shape[0], value.start_partition
     step = 128 if count > 64 else 64 if count > 32 else 32
     if start % step:
@@ -104,6 +108,7 @@ def _partitions(value, what):
 
 
 def free_size(value):
+    """Elements per partition."""
     return value.size // value.shape[0]
 
 
@@ -117,6 +122,7 @@ def same_lanes(first, *others):
 
 
 def not_both_psum(*operands):
+    """VectorE reads one operand of a two-input instruction from PSUM at most."""
     inside = [what for what, value in operands if isinstance(value, NkiTensor) and value.buffer is PSUM]
     if len(inside) > 1:
         current().fail(f"{' and '.join(inside)}: the two inputs cannot both be in psum")
@@ -135,6 +141,7 @@ def per_partition(value, what, lanes, dtype_names=frozenset({"float32"})):
 
 
 def op(value, what, kinds):
+    """An operator VectorE (or GpSimd) has: square, relu and abs_max are trn3's, division is nobody's."""
     if not isinstance(value, Op):
         current().fail(f"{what}: expected an operator of nki.language, got {value!r}")
     if value.kind not in kinds:
@@ -155,12 +162,14 @@ def pick_engine(value, allowed, default):
 
 
 def gpsimd_needs_sbuf(chosen, *operands):
+    """GpSimd has no path to PSUM."""
     for what, value in operands:
         if chosen is engine.gpsimd and isinstance(value, NkiTensor) and value.buffer is PSUM:
             current().fail(f"{what}: GpSimd cannot access psum")
 
 
 def flag(value, what):
+    """Exactly True or False: a truthy tensor or number is a mistake."""
     if not isinstance(value, bool):
         current().fail(f"{what}: expected True or False, got {value!r}")
     return value

@@ -47,6 +47,7 @@ class DynamicViews:
         return Dynamic(kind, self._index(index, kind), stride, limit, dim)
 
     def select(self, dim, index):
+        """One element of a dimension, which is dropped: by a constant, or at run time by a register or 1x1 tile."""
         dim = self._dim(dim, movable=False)
         if isinstance(index, int):
             keys = [slice(None)] * self.ndim
@@ -60,6 +61,7 @@ class DynamicViews:
         )
 
     def vector_select(self, dim, vector_offset):
+        """[P, ...]: row vector_offset[p] of an HBM tensor for every partition p, a gather (or scatter) by DMA."""
         if dim != 0:
             self._fail(f"vector_select: only dimension 0 is supported, got {dim}")
         if self.buffer not in HBM:
@@ -99,6 +101,7 @@ class DynamicViews:
         return result
 
     def _pattern_dynamic(self, scalar_offset, vector_offset, dim, shape, ratio):
+        """The indirection of `ap`: its stride is what one step of `dim` is worth in the base tensor's shape."""
         if not layout.is_row_major(self.shape, self.strides):
             self._fail("ap: a run-time offset needs a row-major base tensor (its shape gives the stride)")
         stride = prod(self.shape[dim + 1 :]) * ratio[0] // ratio[1]
@@ -116,6 +119,7 @@ class DynamicViews:
         return dynamic
 
     def _check_pattern(self, view):
+        """The pattern stays inside the storage and, on chip, inside contiguous partitions."""
         bad = [entry for entry in view.get_pattern() if entry[0] < 0 or entry[1] < 1]
         if bad:
             self._fail(f"ap: pattern entry {bad[0]}: strides are >= 0 and counts >= 1")

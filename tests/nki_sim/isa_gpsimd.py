@@ -27,6 +27,7 @@ def affine(dst, pattern, offset, channel_multiplier):
 
 @instruction
 def iota(dst, pattern, offset=0, channel_multiplier=0):
+    """dst = the affine int32 values, cast to dst's type."""
     machine = current()
     checks.tensor(dst, "dst", (SBUF,))
     values = affine(dst, pattern, offset, channel_multiplier)
@@ -59,7 +60,7 @@ def affine_select(dst, pattern, channel_multiplier, on_true_tile, on_false_value
 
 @instruction
 def nc_n_gather(dst, data, indices):
-    """Per partition, dst[i] = data.flat[indices[i]]."""
+    """Per partition, dst[i] = data.flat[indices[i]]: the gather that needs no DMA, within a partition only."""
     machine = current()
     checks.tensor(data, "data", (SBUF,))
     checks.tensor(indices, "indices", (SBUF,), ("uint32",))

@@ -16,6 +16,7 @@ def _register(value, what):
 
 
 def register_alloc(x=None):
+    """A new register, empty or with a constant. Virtual: the 64 physical ones of a sequencer are not counted."""
     machine = current()
     machine.instruction = "nisa.register_alloc"
     if x is not None and (isinstance(x, bool) or not isinstance(x, int)):
@@ -25,12 +26,14 @@ def register_alloc(x=None):
 
 @instruction
 def register_move(dst, src):
+    """Register from a constant or from another register (the migration guide allows only the latter)."""
     value = src if isinstance(src, int) else _register(src, "src").peek()
     _register(dst, "dst").put(value)
 
 
 @instruction
 def register_load(dst, src):
+    """Register from a tensor of one integer in SBUF or HBM."""
     checks.tensor(src, "src", (SBUF, *HBM), ("int32", "uint32", "int16", "uint16", "int8", "uint8"), dma=True)
     if src.size != 1:
         current().fail(f"src: expected one element, got shape {src.shape}")
@@ -39,6 +42,7 @@ def register_load(dst, src):
 
 @instruction
 def register_store(dst, src):
+    """The register's 32 bits into a tensor of one integer."""
     checks.tensor(dst, "dst", (SBUF, *HBM), ("int32", "uint32"), dma=True)
     if dst.size != 1:
         current().fail(f"dst: expected one element, got shape {dst.shape}")

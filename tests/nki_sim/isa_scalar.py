@@ -40,7 +40,12 @@ def activated(machine, op, data, bias, scale):
 
 @instruction
 def activation(dst, op, data, bias=None, scale=1.0, reduce_op=None, reduce_res=None, reduce_cmd=reduce_cmd.idle):
-    """dst = op(data * scale + bias); registers += row sums of the fp32 values (before the cast to dst)."""
+    """dst = op(data * scale + bias); the registers take the row sums of the fp32 values, before the cast to dst.
+
+    No document says which values are summed; the fp32 ones are in the datapath. The pseudo-code given for the
+    registers would count a row twice; the prose around it, followed here, counts it once. scale and bias are constants
+    or one value per partition: ScalarE has no operand per column.
+    """
     machine = current()
     checks.tensor(data, "data")
     checks.tensor(dst, "dst")

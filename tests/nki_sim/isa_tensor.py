@@ -83,7 +83,11 @@ def nc_matmul(
     tile_size=(),
     perf_mode=matmul_perf_mode.none,
 ):
-    """dst[M, N] (+)= stationary[K, M].T @ moving[K, N], products and sums in fp32."""
+    """dst[M, N] (+)= stationary[K, M].T @ moving[K, N], products and sums in fp32.
+
+    K is on the partitions of both operands, M becomes dst's partitions; free dimensions are flattened. Column tiling
+    is allowed: the text and a published example have it, although the parameter list says column_size is 128.
+    """
     machine = current()
     checks.tensor(stationary, "stationary", (SBUF,), dtypes.MATMUL)
     checks.tensor(moving, "moving", (SBUF,), dtypes.MATMUL)
@@ -148,6 +152,10 @@ def _write_transposed(dst, data):
 
 @instruction
 def nc_transpose(dst, data, engine=engine.unknown):
+    """dst[F, P] = data[P, F], bit for bit: SBUF to PSUM on TensorE up to 128 x 128, anywhere on VectorE up to 32 x 32.
+
+    Without `engine` the memories decide: VectorE only where TensorE cannot (the documents name shape or buffer).
+    """
     machine = current()
     checks.tensor(data, "data")
     checks.tensor(dst, "dst")

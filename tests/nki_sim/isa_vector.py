@@ -19,6 +19,7 @@ def combine(operator, a, b, reverse=False):
 
 
 def bit_combine(operator, a, b, reverse=False):
+    """a <op> b on unsigned words of one width; shifts are logical."""
     a, b = (b, a) if reverse else (a, b)
     if operator.name.endswith("shift"):
         a, b = np.broadcast_arrays(a, b)
@@ -27,6 +28,7 @@ def bit_combine(operator, a, b, reverse=False):
 
 
 def write_bits(dst, bits):
+    """Store words without a cast. A width change is documented nowhere, so it is refused."""
     if dst.dtype not in dtypes.INTEGERS or dst.itemsize != bits.dtype.itemsize:
         current().fail(f"dst: bitvec operators write integers of the input's width, got {dst.dtype}")
     dst.write(bits.view(dtypes.NUMPY[dst.dtype]))
@@ -34,6 +36,11 @@ def write_bits(dst, bits):
 
 @instruction
 def tensor_tensor(dst, data1, data2, op, engine=engine.unknown):
+    """dst = data1 op data2, elementwise; shapes may differ in the split of the free dimensions.
+
+    Floats: fp32 on VectorE. int32 and uint32 only: exact on GpSimd by default, unless an operand is in PSUM, where
+    VectorE takes over and is inexact above 2^24. Broadcasting needs an explicit view of stride 0.
+    """
     machine = current()
     for what, value in (("dst", dst), ("data1", data1), ("data2", data2)):
         checks.tensor(value, what)
@@ -99,7 +106,11 @@ def scalar_operation(data_values, operator, operand, what, lanes, reverse):
 def tensor_scalar(
     dst, data, op0, operand0, reverse0=False, op1=None, operand1=None, reverse1=False, engine=engine.unknown
 ):
-    """dst = (data op0 operand0) op1 operand1, operands constants or one value per partition."""
+    """dst = (data op0 operand0) op1 operand1, operands constants or one value per partition.
+
+    Arithmetic is fp32, and tile operands must be fp32. Bitvec operators move words; their 32-bit constants are taken
+    exactly (no document says whether the hardware does, above 2^24). Two operators cost the same as one.
+    """
     machine = current()
     checks.tensor(data, "data")
     checks.tensor(dst, "dst")
@@ -141,7 +152,7 @@ def tensor_scalar(
 
 @instruction
 def scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False):
-    """dst = (data op0 operand0) op1 operand1, operand1 a tile."""
+    """dst = (data op0 operand0) op1 operand1 in fp32: operand0 one value per partition, operand1 a tile like data."""
     machine = current()
     for what, value in (("dst", dst), ("data", data), ("operand1", operand1)):
         checks.tensor(value, what)
@@ -156,7 +167,10 @@ def scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False
 
 @instruction
 def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False):
-    """Reduce the last free dimensions; `negate` multiplies the result by -1."""
+    """Reduce the last free dimensions in fp32 (bitvec: on words); `negate` multiplies the result by -1.
+
+    Axes are those of `data`, 0 being the partition, which no VectorE instruction reduces.
+    """
     machine = current()
     checks.tensor(data, "data")
     checks.tensor(dst, "dst")
@@ -190,7 +204,7 @@ def reduced(operator, values):
 
 @instruction
 def tensor_copy(dst, src, engine=engine.unknown):
-    """Bit-exact between equal dtypes, through fp32 otherwise."""
+    """dst = src within SBUF and PSUM: bit-exact between equal dtypes (on all three engines), through fp32 otherwise."""
     machine = current()
     checks.tensor(src, "src", dynamic=True)
     checks.tensor(dst, "dst", dynamic=True)
@@ -212,6 +226,7 @@ def tensor_copy(dst, src, engine=engine.unknown):
 
 @instruction
 def memset(dst, value, engine=engine.unknown):
+    """Fill with a constant, whose Python type must match: an int for integers, a float (or 0) for floats."""
     machine = current()
     checks.tensor(dst, "dst")
     chosen = checks.pick_engine(engine, (_Engine.vector, _Engine.gpsimd), _Engine.vector)
@@ -236,6 +251,7 @@ def memset(dst, value, engine=engine.unknown):
 
 @instruction
 def reciprocal(dst, data):
+    """1 / data in fp32; 8 cycles per element, but without the narrow range of ScalarE's table."""
     machine = current()
     checks.tensor(data, "data")
     checks.tensor(dst, "dst")

@@ -35,6 +35,7 @@ class Kernel:
 
 
 def jit(fn=None, **kwargs):
+    """Decorator: @nki.jit or @nki.jit(...). Compiling is not simulated, so calling the kernel runs it here."""
     if "platform_target" in kwargs:
         raise NkiValidationError("nki.jit: platform_target was removed; set NEURON_PLATFORM_TARGET_OVERRIDE")
     unknown = set(kwargs) - {"mode"}  # mode is accepted and ignored
@@ -44,6 +45,10 @@ def jit(fn=None, **kwargs):
 
 
 def simulate(kernel):
+    """A callable that runs `kernel` (a Kernel or a plain function) on numpy arrays or torch tensors.
+
+    Other arguments pass through as compile-time values. Every run is a fresh machine: nothing survives a call.
+    """
     kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
     def run(*args, **kwargs):

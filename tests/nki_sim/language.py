@@ -1,5 +1,7 @@
 """The contents of nki.language: tensors, buffers, dtypes, device loops and the operators."""
 
+from functools import partial
+
 import numpy as np
 
 from . import dtypes, isa_dma, isa_vector
@@ -36,6 +38,10 @@ def _begin(name):
 
 
 def ndarray(shape, dtype, buffer=sbuf, name="", address=None):
+    """A new tensor without contents: NaN in floats and 4 in integers, and an error for whoever reads it on chip.
+
+    On chip it takes bytes of every partition (whole 2 KiB banks in PSUM) while Python references it.
+    """
     machine = _begin("ndarray")
     return _allocate(machine, shape, dtype, buffer, name, address)
 
@@ -89,7 +95,7 @@ def zeros_like(x, dtype=None, buffer=None, name=""):
 
 
 def shared_constant(constant):
-    """A constant of the program in shared HBM."""
+    """A numpy array as constant of the program, in shared HBM; the load of the program brings it, not the kernel."""
     machine = _begin("shared_constant")
     array = np.array(constant)
     dtype = dtypes.name_of(array.dtype, "nl.shared_constant: dtype")
@@ -115,6 +121,7 @@ def shared_identity_matrix(n, dtype="uint8", dst=None):
 
 
 def _unrolled(start, stop=None, step=1):
+    """The three deprecated range forms all mean range(): unrolled when the kernel is specialised."""
     return range(start) if stop is None else range(start, stop, step)
 
 
@@ -126,16 +133,21 @@ def dynamic_range(*_):
 
 
 def _bound(value):
+    """A loop bound: an integer, or a register's value now."""
     return value.peek() if isinstance(value, VirtualRegister) else value
 
 
 def fori_loop(lower, upper, body_fun, step=1):
-    """Device loop. The body is compiled once, so every trip must issue the same instructions."""
+    """Device loop over a counter that exists at run time only.
+
+    The body is compiled once, so every trip must issue the same instructions on the same static operands, tiles made
+    in it die with their trip, and only run-time offsets may depend on the counter. Bounds may be registers.
+    """
     machine = _begin("fori_loop")
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         machine.fail(f"step: expected a positive compile-time integer, got {step!r}")
-    trips = ({"counter": VirtualRegister(i, frozen=True)} for i in range(_bound(lower), _bound(upper), step))
-    _device_loop(machine, "fori_loop", (lambda t=t: body_fun(t["counter"]) for t in trips))
+    counters = (VirtualRegister(i, frozen=True) for i in range(_bound(lower), _bound(upper), step))
+    _device_loop(machine, "fori_loop", (partial(body_fun, counter) for counter in counters))
 
 
 def while_loop(init, body_fun):
@@ -156,6 +168,7 @@ def while_loop(init, body_fun):
 
 
 def _device_loop(machine, name, trips, returns=False):
+    """Run all trips; the first counts as program, and every later one must repeat its instructions."""
     if machine.ordered:
         machine.fail("a device loop cannot sit inside nl.no_reorder()")
     outer_program, outer_script, first_script = machine.program, machine.script, None
@@ -170,12 +183,29 @@ def _device_loop(machine, name, trips, returns=False):
                 machine.fail(f"nl.{name}: the body must return None, got {result!r}")
             if first_script is None:
                 first_script = machine.script
-            elif machine.script != first_script:
+            elif not _same_instructions(machine.script, first_script):
                 machine.fail(f"nl.{name}: trip {number} issues other instructions than trip 0; the body compiles once")
     finally:
         machine.program, machine.script = outer_program, outer_script
-    if outer_script is not None and first_script is not None:
-        outer_script.extend(first_script)
+    if outer_script is not None:
+        outer_script.append((_LOOP, first_script))
+
+
+_LOOP = "device loop"  # entry of an enclosing loop's script: the inner body's instructions, None if it had no trip
+
+
+def _same_instructions(script, other):
+    if len(script) != len(other):
+        return False
+    for mine, theirs in zip(script, other, strict=True):
+        if mine[0] == theirs[0] == _LOOP:
+            # A run-time bound may be 0 in one trip: nothing is known of the body then.
+            known = mine[1] is not None and theirs[1] is not None
+            if known and not _same_instructions(mine[1], theirs[1]):
+                return False
+        elif mine != theirs:
+            return False
+    return True
 
 
 class _NoReorder:
@@ -204,6 +234,9 @@ def num_programs(axes=0):
     return 1
 
 
+# One core is simulated: program 0 of 1.
+
+
 def program_ndim():
     return 1
 
@@ -213,7 +246,7 @@ def device_print(print_prefix, tensor):
 
 
 def load(src, dtype=None):
-    """A new SBUF tile with the contents of an HBM tensor."""
+    """A new SBUF tile with the contents of an HBM tensor (an experimental helper of nl; kernels use dma_copy)."""
     tile = ndarray(src.shape, dtype or src.dtype)
     isa_dma.dma_copy(dst=tile, src=src)
     return tile

@@ -4,6 +4,7 @@ from math import prod
 
 
 def row_major(shape):
+    """Strides of a tensor without gaps, the last dimension fastest."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -12,6 +13,7 @@ def row_major(shape):
 
 
 def is_row_major(shape, strides):
+    """Whether the view is one contiguous run in order; strides of unit dimensions do not matter."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != step:

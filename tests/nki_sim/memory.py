@@ -36,6 +36,7 @@ class Storage:
         self.by_matmul = np.zeros(self.data.size, np.uint8) if buffer is PSUM else None
 
     def _lattice(self, source, view, dtype, offset):
+        """`view`'s addresses over any per-byte array of this storage; numpy checks that they lie inside."""
         size = view.itemsize
         strides = tuple(s * size for s in view.strides)
         return np.ndarray(view.shape, dtype, buffer=source, offset=offset * size, strides=strides)
@@ -70,5 +71,6 @@ class Storage:
         return words == _ONES[view.itemsize]
 
     def set_matmul_marks(self, view, offset, by_matmul):
+        """Any other instruction that writes a location ends its accumulation."""
         words = self._lattice(self.by_matmul, view, _WORD[view.itemsize], offset)
         words[...] = _ONES[view.itemsize] if by_matmul else 0

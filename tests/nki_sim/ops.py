@@ -12,6 +12,8 @@ from .machine import current
 
 
 class Op:
+    """One operator. Calling it, as nl.add(x, y), would be nl's experimental computing helper: refused."""
+
     def __init__(self, name, kind=None, compute=None, activation=None, valid=None, identity=None):
         self.name, self.kind, self.compute, self.activation = name, kind, compute, activation
         self.valid = valid  # (low, high) magnitudes the Scalar engine's table accepts; None: all
@@ -22,6 +24,9 @@ class Op:
 
     def __call__(self, *args, **kwargs):
         current().fail(f"nl.{self.name}(...): the computing helpers of nl are not modelled; write nisa instructions")
+
+
+# Maximum and minimum pass NaN on, as numpy's do; no document says what the engines do.
 
 
 def _truth(function):

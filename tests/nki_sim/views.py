@@ -22,6 +22,7 @@ class DynamicSlice:
 
 class Views(DynamicViews):
     def _fail(self, message):
+        """Views have no instruction to name: the tensor starts the message."""
         raise NkiValidationError(f"{self.name}: {message}")
 
     def _with(self, shape, strides, offset=None, dtype=None, dynamic=None):
@@ -33,6 +34,7 @@ class Views(DynamicViews):
         return type(self)(shape, dtype or self.dtype, self.storage, strides, offset, dynamic)
 
     def _dim(self, dim, movable=True):
+        """`dim` counted from 0; `movable`: the view would change the dimension, which the partition forbids."""
         if not isinstance(dim, int) or not -self.ndim <= dim < self.ndim:
             self._fail(f"dimension {dim!r} of a rank-{self.ndim} tensor")
         dim %= self.ndim
@@ -41,6 +43,7 @@ class Views(DynamicViews):
         return dim
 
     def __getitem__(self, key):
+        """Integers drop a dimension, except the partition and where fewer than 2 (HBM: 1) would remain."""
         keys = key if isinstance(key, tuple) else (key,)
         if any(k is Ellipsis for k in keys):
             at = next(i for i, k in enumerate(keys) if k is Ellipsis)
@@ -103,6 +106,7 @@ class Views(DynamicViews):
         return self._with([self.shape[d] for d in dims], [self.strides[d] for d in dims])
 
     def broadcast(self, dim, size):
+        """A dimension of size 1 repeated by a stride of 0. Over partitions this takes an instruction or a DMA."""
         dim = self._dim(dim)
         if self.shape[dim] != 1:
             self._fail(f"broadcast: dimension {dim} has size {self.shape[dim]}, expected 1")
@@ -127,6 +131,7 @@ class Views(DynamicViews):
         return self._with(self.shape[:dim] + self.shape[dim + 1 :], self.strides[:dim] + self.strides[dim + 1 :])
 
     def reshape_dim(self, dim, shape):
+        """Split one dimension; one of the sizes may be -1."""
         dim = self._dim(dim, movable=len(tuple(shape)) > 1)
         sizes = self._inferred(tuple(shape), self.shape[dim])
         return self.reshape((*self.shape[:dim], *sizes, *self.shape[dim + 1 :]))
@@ -140,11 +145,13 @@ class Views(DynamicViews):
         return sizes
 
     def flatten_dims(self, start_dim, end_dim):
+        """Merge start_dim..end_dim (inclusive), which must be adjacent in memory."""
         start, end = self._dim(start_dim), self._dim(end_dim)
         merged = prod(self.shape[start : end + 1])
         return self.reshape((*self.shape[:start], merged, *self.shape[end + 1 :]))
 
     def reshape(self, shape):
+        """Other sizes over the same addresses in the same order; an error where only a copy could do it."""
         shape = self._inferred(tuple(shape), self.size)
         if (self.on_chip or self.is_vector) and shape[0] != self.shape[0]:
             self._fail(f"reshape: the partition dimension stays {self.shape[0]}, got {shape[0]}")
@@ -178,6 +185,7 @@ class Views(DynamicViews):
         return view.reshape(tuple(final))
 
     def view(self, dtype):
+        """The same bits as another dtype: the last dimension scales by the ratio of the sizes."""
         dtype = dtypes.name_of(dtype)
         old, new = self.itemsize, dtypes.itemsize(dtype)
         if self.dynamic is not None:
@@ -193,9 +201,11 @@ class Views(DynamicViews):
     reinterpret_cast = view
 
     def get_pattern(self):
+        """[[stride, count], ...], the form `ap` takes."""
         return [[stride, size] for stride, size in zip(self.strides, self.shape, strict=True)]
 
     def is_contiguous(self):
+        """Row-major without gaps; on chip within each partition."""
         skip = 1 if self.on_chip else 0
         return layout.is_row_major(self.shape[skip:], self.strides[skip:])
 
