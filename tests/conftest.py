@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# The oracle's small matrices gain nothing from threads that spin; under xdist they cost minutes. Read when numpy loads.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import hypothesis
 import pytest
 import torch

@@ -7,6 +7,7 @@ the definitions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,13 +116,19 @@ def decode_slots(cache: torch.Tensor, slots: np.ndarray) -> np.ndarray:
     return decode_keys(records[:, : fmt.data_bytes], records[:, fmt.data_bytes :], fmt)
 
 
-def _scope_keys(
-    cache: torch.Tensor, indices: torch.Tensor, topk_length: torch.Tensor | None, b: int, s: int
-) -> np.ndarray:
-    row = indices[b, s].cpu().numpy()
-    row = row if topk_length is None else row[: int(topk_length[b])]
+RowKeys = Callable[[int, int], np.ndarray]
+"""The decoded live keys ``[n, 512]`` of row (b, s)."""
+
+
+def _scope_keys(cache: torch.Tensor, indices: torch.Tensor, topk_length: torch.Tensor | None) -> RowKeys:
+    lists = indices.cpu().numpy()
     # An index outside the cache raises on CPU; on Neuron it is masked like -1, which is what the oracle models.
-    return decode_slots(cache, row[(row >= 0) & (row < cache.shape[0] * cache.shape[1])])
+    live = (lists >= 0) & (lists < cache.shape[0] * cache.shape[1])
+    if topk_length is not None:
+        live &= np.arange(lists.shape[2]) < topk_length.cpu().numpy()[:, None, None]
+    slots = np.unique(lists[live])
+    keys = decode_slots(cache, slots)
+    return lambda b, s: keys[np.searchsorted(slots, lists[b, s][live[b, s]])]
 
 
 def live_keys(
@@ -131,14 +138,13 @@ def live_keys(
     extra_k_cache: torch.Tensor | None,
     extra_indices: torch.Tensor | None,
     extra_topk_length: torch.Tensor | None,
-    b: int,
-    s: int,
-) -> np.ndarray:
-    """The decoded live keys ``[n, 512]`` of one row: main scope first, then extra."""
-    keys = _scope_keys(k_cache, indices, topk_length, b, s)
-    if extra_k_cache is not None and extra_indices is not None:
-        keys = np.concatenate([keys, _scope_keys(extra_k_cache, extra_indices, extra_topk_length, b, s)])
-    return keys
+) -> RowKeys:
+    """The keys of every row: main scope first, then extra."""
+    main = _scope_keys(k_cache, indices, topk_length)
+    if extra_k_cache is None or extra_indices is None:
+        return main
+    extra = _scope_keys(extra_k_cache, extra_indices, extra_topk_length)
+    return lambda b, s: np.concatenate([main(b, s), extra(b, s)])
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -173,8 +179,9 @@ def flash_mla_decode(
     queries = q.cpu().double().numpy()
     sink = None if attn_sink is None else attn_sink.cpu().double().numpy()
     value, tolerance = np.zeros(q.shape), np.zeros(q.shape)
+    row_keys = live_keys(k_cache, indices, topk_length, extra_k_cache, extra_indices, extra_topk_length)
     for b, s in np.ndindex(*q.shape[:2]):
-        keys = live_keys(k_cache, indices, topk_length, extra_k_cache, extra_indices, extra_topk_length, b, s)
+        keys = row_keys(b, s)
         value[b, s] = attend(queries[b, s], keys, sink, softmax_scale)
         tolerance[b, s] = BF16_ROUNDING * np.abs(value[b, s]) + 1e-5 * np.abs(keys).max(initial=0.0)
         tolerance[b, s] += 2 * SMALLEST_NORMAL if len(keys) else 0.0

@@ -13,6 +13,7 @@ from pack import COMPACT, KV_FORMAT, Layout, hostile_bytes, paged, place
 from strategies import CONTENTS, HOSTILE, PLACES, SEEDS, layouts, token_bytes
 
 INT32_MAX = 2**31 - 1
+HEADS = (1, 2, 3, 5, 8, 15, 16, 17, 32, 33, 64, 65, 128, 129)
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,14 @@ def decode_problems(
 ) -> DecodeProblem:
     """``unique``, ``cap``: what a Neuron device asks for. ``places``: layouts of the small tensors and of q."""
     b = draw(st.sampled_from([1, 2, 3, 1, 2, 3, 1, 2, 3, 4, 7, 0]))
-    h_q = draw(st.sampled_from([1, 2, 3, 5, 8, 15, 16, 17, 32, 33, 64, 65, 128, 129]))
     main = draw(scopes(b, unique=unique, topk_limit=topk_limit))
     extra = draw(st.one_of(st.none(), scopes(b, unique=unique, topk_limit=topk_limit)))
-    # One row of 129 heads and 600 keys is work enough; small problems may have more rows.
-    work = max(1, b) * h_q * (main.topk + (extra.topk if extra else 0) + 1)
+    # One row of 129 heads and 600 keys is work enough; fewer keys leave room for more rows.
+    work = max(1, b) * (main.topk + (extra.topk if extra else 0) + 1)
+    h_q = draw(st.sampled_from([h for h in HEADS if h == 1 or h * work <= 80_000]))
     return DecodeProblem(
         b=b,
-        s_q=draw(st.integers(1, max(1, min(4, 40_000 // work)))),
+        s_q=draw(st.integers(1, max(1, min(4, 40_000 // (h_q * work))))),
         h_q=h_q,
         main=main,
         extra=extra,
@@ -189,8 +190,9 @@ def _scope(
 def _queries(rng: np.random.Generator, p: DecodeProblem, scopes_: list[torch.Tensor | None]) -> torch.Tensor:
     """Normal queries, each row scaled so that its largest |logit| is about ``p.logit``."""
     q = rng.standard_normal((p.b, p.s_q, p.h_q, 512))
+    row_keys = oracle.live_keys(*scopes_)
     for b, s in np.ndindex(p.b, p.s_q):
-        keys = oracle.live_keys(*scopes_, b, s)
+        keys = row_keys(b, s)
         largest = np.abs(p.softmax_scale * (q[b, s] @ keys.T)).max(initial=0.0)
         if largest > 0:
             # Rounding q to bf16 moves a logit by 2^-9 of it at most; 1 % keeps 60 below 60.
