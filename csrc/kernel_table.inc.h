@@ -1,6 +1,9 @@
 // Builds one instruction set's kernels and their table. An isa/*.cpp file defines DEEPINFER_ISA (namespace), DEEPINFER_
 // LANES (floats per vector) and DEEPINFER_TILE_ROWS (rows of a register tile), then includes this file, nothing else.
 #include <cstdint>
+#if defined(__AVX2__)
+  #include <immintrin.h>  // the byte multiply-add has no portable spelling
+#endif
 
 #include "kernels.h"
 
@@ -17,6 +20,9 @@ namespace {  // internal linkage: nothing of this instruction set can be picked 
 #include "flash_mla_decode_kernel.h"
 // after flash_mla_decode_kernel.h
 #include "paged_mqa_logits_kernel.h"
+// after paged_mqa_logits_kernel.h
+#include "paged_mqa_logits_integer_kernel.h"
+// any order
 #include "softmax_pool_kernel.h"
 
 }  // namespace
@@ -24,10 +30,18 @@ namespace {  // internal linkage: nothing of this instruction set can be picked 
 #define DEEPINFER_TEXT(x) #x
 #define DEEPINFER_NAME(x) DEEPINFER_TEXT(x)
 extern const KernelTable table;
-const KernelTable table = {
-    DEEPINFER_NAME(DEEPINFER_ISA), pack_query,        decode_scratch_floats, decode_split, merge, finish, head_groups,
-    logits_query_floats,           pack_logits_query, decode_logits_keys,    logits,       pool,
-};
+const KernelTable table = {DEEPINFER_NAME(DEEPINFER_ISA),
+                           pack_query,
+                           decode_scratch_floats,
+                           decode_split,
+                           merge,
+                           finish,
+                           head_groups,
+                           logits_query_floats,
+                           integer_query,
+                           {pack_logits_query, decode_logits_keys, logits},
+                           kIntegerLogits,
+                           pool};
 
 }  // namespace DEEPINFER_ISA
 }  // namespace deepinfer

@@ -80,6 +80,13 @@ struct PoolRow {
   uint16_t* out;                                 // [D] bf16
 };
 
+struct LogitsKernels {
+  void (*pack_query)(const LogitsQuery& query, float* packed);
+  void (*decode_keys)(const LogitsKeys& keys, float* panel);  // panel: kLogitsPanelFloats
+  void (*score)(const float* panel, int keys, const float* packed, int heads, uint16_t* out);  // out: [keys] bf16
+};
+constexpr int64_t kLogitsPanelFloats = kLogitsKeys * (kIndexDim + 16);
+
 // One instruction set's kernels. Scratch is the caller's, 64-byte aligned, one per thread.
 struct KernelTable {
   const char* name;
@@ -96,14 +103,13 @@ struct KernelTable {
                  const DecodeOutput& output);
   int (*head_groups)(int heads);
 
-  int64_t (*logits_query_floats)(int heads);  // size of a packed logits query
-  void (*pack_logits_query)(const LogitsQuery& query, float* packed);
-  void (*decode_logits_keys)(const LogitsKeys& keys, float* panel);  // panel: kLogitsPanelFloats
-  void (*logits)(const float* panel, int keys, const float* packed, int heads, uint16_t* out);
+  // Two ways to score a block of keys: in fp32, and in integers for a query that allows it (keys must be fp4 then).
+  int64_t (*logits_query_floats)(int heads);  // size of a packed logits query, either way
+  bool (*integer_query)(const LogitsQuery& query);
+  LogitsKernels fp32_logits, integer_logits;
 
   void (*pool)(const PoolRow& row, int64_t dim_begin, int64_t dim_end);
 };
-constexpr int64_t kLogitsPanelFloats = kLogitsKeys * (kIndexDim + 16);
 
 // Seen by the Python module _C; everything else in the library is hidden.
 #define DEEPINFER_EXPORT __attribute__((visibility("default")))

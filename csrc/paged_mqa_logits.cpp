@@ -179,22 +179,30 @@ void Logits::run(uint16_t* out, int64_t out_stride, int64_t max_context_len) con
                                   [](int64_t item, const Group& g) { return item < g.first_item; }) -
                  1;
     const Group* ready = nullptr;
+    bool integer[kMaxGroup];  // which way each token of the group goes: decided by the token alone
     for (int64_t item = begin; item < end; ++item) {
       while (group + 1 != all.end() && item >= (group + 1)->first_item) ++group;
-      if (ready != &*group) {
-        for (int64_t t = group->begin; t < group->end; ++t) {
-          table.pack_logits_query(query(t), packed + (t - group->begin) * query_floats);
-        }
-        ready = &*group;
+      for (int64_t t = group->begin; ready != &*group && t < group->end; ++t) {
+        const LogitsQuery q = query(t);
+        integer[t - group->begin] = k_format_ == Format::kFp4 && table.integer_query(q);
+        const LogitsKernels& way = integer[t - group->begin] ? table.integer_logits : table.fp32_logits;
+        way.pack_query(q, packed + (t - group->begin) * query_floats);
       }
+      ready = &*group;
       const int64_t first = (item - group->first_item) * kLogitsKeys;
       const int64_t last = std::min(first + kLogitsKeys, contexts_[group->leader]);
-      table.decode_logits_keys(keys(group->leader, first, last), panel);
-      for (int64_t t = group->begin; t < group->end; ++t) {
-        const int64_t count = std::min(last, contexts_[t]) - first;
-        if (count <= 0) continue;
-        table.logits(panel, static_cast<int>(count), packed + (t - group->begin) * query_floats,
-                     static_cast<int>(heads_), out + t * out_stride + first);
+      const LogitsKeys block = keys(group->leader, first, last);
+      for (const bool in_integers : {false, true}) {
+        const LogitsKernels& way = in_integers ? table.integer_logits : table.fp32_logits;
+        bool decoded = false;
+        for (int64_t t = group->begin; t < group->end; ++t) {
+          const int64_t count = std::min(last, contexts_[t]) - first;
+          if (count <= 0 || integer[t - group->begin] != in_integers) continue;
+          if (!decoded) way.decode_keys(block, panel);
+          decoded = true;
+          way.score(panel, static_cast<int>(count), packed + (t - group->begin) * query_floats,
+                    static_cast<int>(heads_), out + t * out_stride + first);
+        }
       }
     }
   });

@@ -27,6 +27,11 @@ inline vf splat(float x) { return x - vf{}; }  // minus zero: the identity that 
 inline vu splat(uint32_t x) { return vu{} + x; }
 inline vf as_float(vu x) { return (vf)x; }  // a cast between vector types keeps the bits
 inline vu as_bits(vf x) { return (vu)x; }
+inline uint32_t as_bits(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, sizeof u);
+  return u;
+}
 inline float as_float(uint32_t x) {
   float f;
   __builtin_memcpy(&f, &x, sizeof f);
