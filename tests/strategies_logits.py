@@ -17,7 +17,8 @@ CONTENTS = ("model", "codes", "extreme")
 
 @dataclass(frozen=True)
 class LogitsProblem:
-    """One token per entry of ``contexts``. ``poison``: NaN in one token's query, its scales or its weights."""
+    """One token per entry of ``contexts``. ``shared``: leading table columns all tokens have in common, as requests
+    with one prompt do. ``poison``: NaN in one token's query, its scales or its weights."""
 
     contexts: tuple[int, ...] = (1,)
     heads: int = 1
@@ -27,6 +28,7 @@ class LogitsProblem:
     pages: int = 1
     width: int = 1
     max_context_len: int = 4
+    shared: int = 0
     one_sequence: bool = False
     packed_scales: bool = False
     nibble_dtype: torch.dtype = torch.uint8
@@ -78,6 +80,7 @@ def logits_problems(draw: st.DrawFn, *, cap: float = 448.0, places: st.SearchStr
         pages=draw(st.integers(max(1, width), max(1, width) + 3)),
         width=width,
         max_context_len=draw(st.one_of(lengths, st.sampled_from([255, 256, 257]))),
+        shared=draw(st.integers(0, width)),
         one_sequence=draw(st.booleans()),
         packed_scales=draw(st.booleans()),
         nibble_dtype=draw(st.sampled_from([torch.uint8, torch.int8])),
@@ -137,7 +140,9 @@ def _queries(rng: np.random.Generator, p: LogitsProblem) -> tuple[torch.Tensor, 
 def _block_table(rng: np.random.Generator, p: LogitsProblem) -> tuple[np.ndarray, np.ndarray]:
     """The table, stale entries past each context, and the flat ids of the tokens that are read."""
     tokens = len(p.contexts)
-    table = rng.permuted(np.broadcast_to(np.arange(p.pages), (tokens, p.pages)), axis=1)[:, : p.width]
+    table = rng.permuted(np.broadcast_to(np.arange(p.pages), (tokens, p.pages)), axis=1)
+    table = table[:, : p.width].copy()
+    table[:, : p.shared] = table[:1, : p.shared]
     lengths = np.minimum(np.array(p.contexts, dtype=np.int64), min(p.max_context_len, p.width * p.page_kv))
     if p.one_sequence and tokens:
         table, lengths = np.repeat(table[:1], tokens, axis=0), np.full(tokens, lengths.max())

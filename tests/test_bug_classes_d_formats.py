@@ -94,3 +94,16 @@ def test_int16_scales_are_two_bytes_the_low_one_first(codes):
     values = [0.0 if c == 0 else math.nan if c == 255 else 2.0 ** (c - 127) for c in codes]
     want = torch.tensor(32 * values[0] + 32 * values[1], dtype=torch.float64).bfloat16()
     assert_equal(inputs._replace(q_sf=scale).run(), want.double())
+
+
+@pytest.mark.parametrize("key_fmt", ["fp8", "fp4"])
+@pytest.mark.parametrize("query_fmt", ["fp8", "fp4"])
+@pytest.mark.parametrize(("query_scale", "key_scale"), [(1, 253), (253, 1), (2, 254), (64, 190), (190, 64)])
+def test_opposite_scales_cancel_exactly(query_scale, key_scale, query_fmt, key_fmt):
+    # 128 products of 2^(a - 127) * 2^(b - 127): neither factor is anywhere near the result.
+    kv = cases.index_cache([0x38 if key_fmt == "fp8" else 0x22], 1, key_fmt, scales=key_scale)
+    inputs = cases.logits(kv, [1], [[0]], 1)
+    if query_fmt == "fp4":
+        inputs = inputs._replace(q_data=torch.full((1, 1, 1, 64), 0x22, dtype=torch.uint8))
+    inputs.q_sf.fill_(query_scale)
+    assert_equal(inputs.run(), 128 * 2.0 ** (query_scale + key_scale - 254))

@@ -12,12 +12,13 @@ import pack
 import pytest
 import torch
 from compare import report
-from oracle import KV, SMALLEST_NORMAL, TABLES, decode_keys, decode_products
+from oracle import KV, SMALLEST_NORMAL, TABLES, Format, decode_keys, decode_products
 from pack import INDEX_FORMAT, KV_FORMAT
 from strategies_logits import LogitsInputs
 
 CODES = np.arange(256, dtype=np.uint8)
-E4M3_ONE, E4M3_MINUS_ONE = 0x38, 0xB8
+ONE = {"e4m3": 0x38, "e2m1": 0x2}
+ONE_BYTE = {"e4m3": 0x38, "e2m1": 0x22}
 
 
 def assert_decoded(got: torch.Tensor, want: np.ndarray) -> None:
@@ -28,7 +29,7 @@ def assert_decoded(got: torch.Tensor, want: np.ndarray) -> None:
     report("decoded", right, np.where(right, 0.0, 1.0), actual, want, lambda at: "")
 
 
-def all_pairs(fmt) -> tuple[np.ndarray, np.ndarray]:
+def all_pairs(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
     """Tokens whose groups run through all elements under all scales: element bytes and scale bytes."""
     elements = len(TABLES[fmt.element])
     per_scale = max(1, elements // fmt.group)  # groups it takes to show every element once
@@ -67,25 +68,36 @@ def test_all_pairs_are_all_pairs():
         assert len(seen) == len(TABLES[fmt.element]) * 256
 
 
-def one_hot_queries(heads: int, element: int) -> torch.Tensor:
-    """Query t is ``element`` in place t, and its negative in every second head, so that relu hides no sign."""
-    data = torch.zeros(128, 1, heads, 128, dtype=torch.uint8)
+def one_hot_queries(heads: int, fmt: Format) -> torch.Tensor:
+    """Query t is 1.0 in place t, in every second head -1.0, so that relu hides no sign."""
+    one, sign = ONE[fmt.element], len(TABLES[fmt.element]) // 2
+    codes = np.zeros((128, 1, heads, 128), dtype=np.uint8)
     for head in range(heads):
-        data[torch.arange(128), 0, head, torch.arange(128)] = element ^ (0x80 * (head % 2))
-    return data.view(torch.float8_e4m3fn)
+        codes[np.arange(128), 0, head, np.arange(128)] = one | (sign if head % 2 else 0)
+    return queries(codes, fmt)
+
+
+def queries(codes: np.ndarray, fmt: Format) -> torch.Tensor:
+    data = torch.from_numpy(pack.element_bytes(codes, fmt))
+    return data.view(torch.float8_e4m3fn) if fmt.element == "e4m3" else data
+
+
+FORMATS = pytest.mark.parametrize("fmt", INDEX_FORMAT.values(), ids=lambda f: f"{f.name}")
+OTHER_FORMATS = pytest.mark.parametrize("other", INDEX_FORMAT.values(), ids=lambda f: f"other-{f.name}")
 
 
 @pytest.mark.parametrize("heads", [2, 16, 64])
 @pytest.mark.parametrize("page_kv", [1, 64])
-@pytest.mark.parametrize("fmt", INDEX_FORMAT.values(), ids=lambda f: f.name)
-def test_index_cache_decodes_every_code_under_every_scale(fmt, page_kv, heads):
+@OTHER_FORMATS
+@FORMATS
+def test_index_cache_decodes_every_code_under_every_scale(fmt, other, page_kv, heads):
     data, scales = all_pairs(fmt)
     kv = pack.index_cache_of(data, scales, page_kv)
     pages = np.arange(len(kv), dtype=np.int32)
     weights = torch.zeros(128, heads)
     weights[:, 0], weights[:, 1] = 1.0, -1.0  # relu(k) - relu(-k) = k; the other heads weigh nothing
     inputs = LogitsInputs(
-        q_data=one_hot_queries(heads, E4M3_ONE),
+        q_data=one_hot_queries(heads, other),
         q_sf=torch.full((128, 1, heads, 4), 127, dtype=torch.uint8),
         kv_cache=kv,
         weights=weights,
@@ -97,8 +109,9 @@ def test_index_cache_decodes_every_code_under_every_scale(fmt, page_kv, heads):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["uint8-scales", "int16-scales"])
-@pytest.mark.parametrize("fmt", INDEX_FORMAT.values(), ids=lambda f: f.name)
-def test_queries_decode_every_code_under_every_scale_and_keep_nan(fmt, packed):
+@OTHER_FORMATS
+@FORMATS
+def test_queries_decode_every_code_under_every_scale_and_keep_nan(fmt, other, packed):
     """Each token's query holds one pair in one place; head 1 holds its negative. The only key is all ones."""
     elements = len(TABLES[fmt.element])
     code, scale = (a.ravel() for a in np.meshgrid(np.arange(elements), CODES, indexing="ij"))
@@ -107,14 +120,13 @@ def test_queries_decode_every_code_under_every_scale_and_keep_nan(fmt, packed):
     sign = elements // 2
     codes = np.zeros((tokens, 2, 128), dtype=np.uint8)
     codes[token, 0, place], codes[token, 1, place] = code, code ^ sign
-    data = torch.from_numpy(pack.element_bytes(codes, fmt))[:, None]
     scales = np.full((tokens, 1, 2, 4), 127, dtype=np.uint8)
     scales[token, 0, :, place // 32] = scale[:, None]
     q_sf = torch.from_numpy(scales)
     inputs = LogitsInputs(
-        q_data=data.view(torch.float8_e4m3fn) if fmt.element == "e4m3" else data,
+        q_data=queries(codes[:, None], fmt),
         q_sf=q_sf.view(torch.int16) if packed else q_sf,
-        kv_cache=cases.index_cache([E4M3_ONE], 1),
+        kv_cache=cases.index_cache([ONE_BYTE[other.element]], 1, other.name),
         weights=torch.tensor([[1.0, -1.0]]).expand(tokens, 2),
         context_lens=torch.ones(tokens, 1, dtype=torch.int32),
         block_table=torch.zeros(tokens, 1, dtype=torch.int32),
@@ -136,10 +148,10 @@ def test_scores_and_values_see_the_same_decoded_key(fmt):
     rng = np.random.default_rng(3)
     codes = rng.integers(0, element_bits + 1, 256).astype(np.uint8)
     scale_code = CODES if fmt.scale == "e4m3" else (111 + CODES % 14).astype(np.uint8)
-    one = E4M3_ONE if fmt.element == "e4m3" else 2
+    one = ONE[fmt.element]
     elements = np.zeros((257, 512), dtype=np.uint8)
     elements[:256, 0], elements[:256, 256] = codes, one
-    scales = np.full((257, fmt.scales), 127 if fmt.scale == "ue8m0" else E4M3_ONE, dtype=np.uint8)
+    scales = np.full((257, fmt.scales), 127 if fmt.scale == "ue8m0" else ONE["e4m3"], dtype=np.uint8)
     scales[:256, 0] = scale_code
     data = pack.element_bytes(elements, fmt)
     cache = pack.cache_of(np.concatenate([data, scales], axis=1), page=1)
