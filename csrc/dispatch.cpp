@@ -20,14 +20,19 @@ namespace avx512 {
 extern const KernelTable table;
 }
 #endif
+#ifdef DEEPINFER_TEST_WIDE
+namespace wide {
+extern const KernelTable table;
+}
+#endif
 
 namespace {
 
 // Every table this CPU and operating system can run, best first. __builtin_cpu_supports also asks XCR0 whether the
 // system saves the registers, so a masked AVX-512 is not chosen.
 struct Supported {
-  const KernelTable* tables[4] = {};
-  const char* names[4] = {};
+  const KernelTable* tables[5] = {};
+  const char* names[5] = {};
   int count = 0;
 
   Supported() {
@@ -42,6 +47,9 @@ struct Supported {
     if (has_avx2) add(avx2::table);
 #endif
     add(generic::table);
+#ifdef DEEPINFER_TEST_WIDE
+    add(wide::table);
+#endif
   }
 
   void add(const KernelTable& table) {

@@ -30,9 +30,7 @@ class Checker:
         self._sizes: dict[str, Size] = {}
         self._device: torch.device | None = None
 
-    def require(
-        self, ok: bool | torch.SymBool, argument: str, expected: str, got: Callable[[], object]
-    ) -> None:
+    def require(self, ok: bool | torch.SymBool, argument: str, expected: str, got: Callable[[], object]) -> None:
         """Raise unless ``ok``. ``got`` is only called to build the message."""
         torch._check(ok, lambda: f"deepinfer::{self._op}: {argument}: expected {expected}, got {got()}")
 
@@ -47,14 +45,10 @@ class Checker:
                 lambda: "requires_grad=True",
             )
 
-    def tensor(
-        self, argument: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], shape: Sequence[Dim]
-    ) -> None:
+    def tensor(self, argument: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], shape: Sequence[Dim]) -> None:
         """Device (that of the first tensor checked), dtype and shape, in this order."""
         self._device = self._device or tensor.device
-        self.require(
-            tensor.device == self._device, argument, f"a tensor on {self._device}", lambda: tensor.device
-        )
+        self.require(tensor.device == self._device, argument, f"a tensor on {self._device}", lambda: tensor.device)
         self.require(
             tensor.dtype in dtypes,
             argument,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -37,8 +38,9 @@ def load_cpu_kernels() -> bool:
     """Load ``libdeepinfer_ops.so``, which registers the CPU kernels; False where it was never built.
 
     Without it the schemas, fake functions and the Neuron composition still work: a Trainium host needs no compiler.
+    ``DEEPINFER_LIBRARY`` names another build to load instead, say one with a sanitizer.
     """
-    library = Path(__file__).with_name("libdeepinfer_ops.so")
+    library = Path(os.environ.get("DEEPINFER_LIBRARY") or Path(__file__).with_name("libdeepinfer_ops.so"))
     if not library.exists():
         warnings.warn(
             f"{library.name} is missing: deepinfer_ops has no CPU kernels in this process. "
