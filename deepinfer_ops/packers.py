@@ -7,10 +7,9 @@ value that cannot be stored raises), so they run eagerly. ``packers_index.py`` h
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from .contract import Checker, either, paged_cache
-from .minifloat import NUMBERS, byte_values, pack_bytes
+from .minifloat import NUMBERS, decode_bytes, pack_bytes
 from .record_format import KV_FORMATS, RecordFormat
 
 E4M3_MAX = 448.0
@@ -72,7 +71,7 @@ def dequantize_kv(records: torch.Tensor) -> torch.Tensor:
     size = records.shape[-1] if records.dim() else 0
     check.require(size in KV_FORMATS, "records", f"bytes {known}", lambda: size)
     fmt = KV_FORMATS[size]
-    return finite_or_zero(decode(records[..., : fmt.data_bytes], records[..., fmt.data_bytes :], fmt))
+    return decode_keys(records[..., : fmt.data_bytes], records[..., fmt.data_bytes :], fmt).to(torch.bfloat16)
 
 
 def write_kv(cache: torch.Tensor, slots: torch.Tensor, records: torch.Tensor) -> None:
@@ -116,14 +115,13 @@ def _encode_rows(rows: torch.Tensor, fmt: RecordFormat, cap: float) -> tuple[tor
 
 def decode(data: torch.Tensor, scales: torch.Tensor, fmt: RecordFormat) -> torch.Tensor:
     """``[.., data_bytes]`` and ``[.., scale_bytes]`` uint8 to ``[.., dim]`` float32 products, NaN and inf kept."""
-    elements = functional.embedding(data.int(), byte_values(fmt.element, data.device)).flatten(-2)
-    factors = functional.embedding(scales.int(), byte_values(fmt.scale, data.device))
-    return (elements.view(*scales.shape, fmt.group) * factors).flatten(-2)
+    elements = decode_bytes(data, fmt.element).view(*scales.shape, fmt.group)
+    return elements.mul_(decode_bytes(scales, fmt.scale).unsqueeze(-1)).flatten(-2)
 
 
-def finite_or_zero(products: torch.Tensor) -> torch.Tensor:
-    """A key's decoded elements in bfloat16: what is not finite counts as 0, so that garbage poisons no row."""
-    return products.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).to(torch.bfloat16)
+def decode_keys(data: torch.Tensor, scales: torch.Tensor, fmt: RecordFormat) -> torch.Tensor:
+    """The same for keys: what is not finite counts as 0, so that garbage poisons no row."""
+    return decode(data, scales, fmt).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def checked_format(check: Checker, formats: dict[int, RecordFormat], name: str) -> RecordFormat:

@@ -12,9 +12,9 @@ from .packers import (
     checked_slots,
     checked_values,
     decode,
+    decode_keys,
     dtype_name,
     encode,
-    finite_or_zero,
 )
 from .record_format import INDEX_FORMATS, RecordFormat
 
@@ -97,8 +97,8 @@ def dequantize_index(data: torch.Tensor, scales: torch.Tensor, *, keep_nonfinite
         [torch.uint8, torch.int16],
         [*data.shape[:-1], fmt.scale_bytes // scales.element_size()],
     )
-    products = decode(_bytes(data), _bytes(scales), fmt)
-    return products.to(torch.bfloat16) if keep_nonfinite else finite_or_zero(products)
+    products = (decode if keep_nonfinite else decode_keys)(as_bytes(data), as_bytes(scales), fmt)
+    return products.to(torch.bfloat16)
 
 
 def index_planes(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,10 +141,16 @@ def write_index(cache: torch.Tensor, slots: torch.Tensor, data: torch.Tensor, sc
 def _planes(check: Checker, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     fmt: RecordFormat = paged_cache(check, "cache", cache, INDEX_FORMATS, _CACHE_DIMS, planar=True)
     pages, page_kv = cache.shape[:2]
-    runs = cache.as_strided((pages, page_kv * fmt.bytes), (cache.stride(0), 1))
+    return split_runs(cache.as_strided((pages, page_kv * fmt.bytes), (cache.stride(0), 1)), fmt)
+
+
+def split_runs(runs: torch.Tensor, fmt: RecordFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Page runs ``[pages, page_kv * token_bytes]`` as data and scales, ``[pages, page_kv, ..]``."""
+    pages, page_kv = runs.shape[0], runs.shape[1] // fmt.bytes
     data, scales = runs.tensor_split([fmt.page_scale_offset(page_kv)], dim=1)
     return data.view(pages, page_kv, fmt.data_bytes), scales.view(pages, page_kv, fmt.scale_bytes)
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Any tensor of whole bytes as uint8; a wider dtype's last dimension grows, low byte first."""
     return tensor if tensor.dtype == torch.uint8 else tensor.contiguous().view(torch.uint8)
