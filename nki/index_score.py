@@ -37,7 +37,7 @@ def weighted_scores(q, k, weights):
 
     Notes:
         - Dot products and the sum over heads are fp32; relu(q . k) and the weights are rounded to bf16 between the
-          two contractions, a relative 2^-8 of sum_h |weights| * relu(q . k) at most. bf16 weights stay exact.
+          two contractions, an error of 2^-7 of sum_h |weights| * relu(q . k) at most. bf16 weights stay exact.
         - relu is applied before the weight, so negative weights subtract.
         - The program grows neither with T nor with n: segments of 4096 keys and groups of tokens are device loops.
 
