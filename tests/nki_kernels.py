@@ -65,15 +65,15 @@ def attention(q, keys, mask_bias, sink, scale):
     """
     rows, k = mask_bias.shape
     q, keys = q.astype(np.float64).reshape(rows, -1, 512), keys.astype(np.float64).reshape(rows, k, 512)
-    logits = scale * np.einsum("rhd,rkd->rhk", q, keys) + mask_bias.astype(np.float64)[:, None]
-    reach = abs(scale) * np.einsum("rhd,rkd->rhk", np.abs(q), np.abs(keys)).max(axis=2, keepdims=True)
+    logits = scale * (q @ keys.swapaxes(1, 2)) + mask_bias.astype(np.float64)[:, None]
+    reach = abs(scale) * (np.abs(q) @ np.abs(keys).swapaxes(1, 2)).max(axis=2, keepdims=True)
     sink = np.clip(sink.astype(np.float64), -1e30, 1e30)[None]
     top = np.maximum(logits.max(axis=2, keepdims=True), sink)
     weights = np.exp(logits - top)
     weights[np.broadcast_to((mask_bias < -1e29)[:, None], weights.shape)] = 0.0  # also in rows without a live key
     share = weights / (weights.sum(axis=2, keepdims=True) + np.exp(sink - top))
-    value = np.einsum("rhk,rkd->rhd", share, keys)
-    spread = np.einsum("rhk,rkd->rhd", share, np.abs(keys))
+    value = share @ keys
+    spread = share @ np.abs(keys)
     tolerance = 2.0**-8 * np.abs(value) + (2.0**-8 + 2.0**-20 * (reach + 1)) * spread
     return Exact(value.reshape(-1, 512), tolerance.reshape(-1, 512))
 
@@ -82,10 +82,10 @@ def scores(q, k, weights):
     """weighted_scores in float64. Tolerance: relu(q.k) and the weight are each rounded to bf16 (2^-8)."""
     heads, tokens = weights.shape
     q, k, weights = (a.astype(np.float64) for a in (q.reshape(tokens, heads, 128), k, weights))
-    active = np.maximum(np.einsum("thd,jd->thj", q, k), 0.0)
+    active = np.maximum(q @ k.T, 0.0)
     value = np.einsum("thj,ht->tj", active, weights)
     spread = np.einsum("thj,ht->tj", active, np.abs(weights))
-    reach = np.einsum("thd,jd,ht->tj", np.abs(q), np.abs(k), np.abs(weights))
+    reach = np.einsum("thd,ht->td", np.abs(q), np.abs(weights)) @ np.abs(k).T
     return Exact(value, 2.0**-7 * spread + 2.0**-20 * reach)
 
 
@@ -135,7 +135,7 @@ def attention_problem(seed, rows, heads, k, scale=512**-0.5, largest=8.0, live=0
         keys = keys.reshape(-1, 512)[rng.integers(0, max(1, rows * k // 16), (rows, k))]
     dead = rng.random((rows, k)) >= live
     keys[dead] = 0.0
-    logits = np.abs(np.einsum("rhd,rkd->rhk", q, keys)).max()
+    logits = np.abs(q @ keys.swapaxes(1, 2)).max()
     if scale and logits:
         q *= largest / (abs(scale) * logits)
     if sink is None:
