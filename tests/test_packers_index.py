@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import cases
 import numpy as np
@@ -14,6 +16,7 @@ from compare import assert_equal, assert_matches
 from pack import INDEX_FORMAT, Layout
 from test_packers import drawn_values
 
+import deepinfer_ops
 from deepinfer_ops.packers_index import (
     dequantize_index,
     index_planes,
@@ -111,3 +114,20 @@ def test_nonfinite_products_are_zero_in_keys_and_kept_in_queries():
     want = np.zeros(128)
     want[[0, 40]], want[64:96] = (math.nan, math.inf), math.nan
     assert_equal(kept, want)
+
+
+def test_the_example_of_the_formats_page_runs():
+    page = Path(__file__).parents[1].joinpath("docs", "formats.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {
+        "deepinfer_ops": deepinfer_ops,
+        "latents": torch.ones(3, 512),
+        "cache": torch.zeros(2, 4, 1, 528, dtype=torch.uint8),
+        "slots": torch.tensor([5, -1, 2]),
+        "keys": torch.ones(3, 128),
+        "index_cache": torch.zeros(2, 4, 1, 68, dtype=torch.uint8),
+        "queries": torch.ones(1, 1, 2, 128),
+    }
+    exec(example, names)
+    assert_equal(names["back"][:, :, 0], [[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    assert names["q_sf"].tolist() == [[[[119] * 4] * 2]]  # 1.0 is 256 * 2^-8

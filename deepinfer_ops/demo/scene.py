@@ -134,7 +134,7 @@ def pool_context(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_caches(context: Context, latents: torch.Tensor, index_keys: torch.Tensor, format: str, seed: int) -> Caches:
-    """Paged caches as a server has them: shuffled pages, other requests' pages between, 0xFF where nobody wrote."""
+    """Paged caches as a server has them: shuffled pages, some not this request's, 0xFF where it did not write."""
     rng = torch.Generator().manual_seed(seed)
     kv_bytes, token_bytes = by_name(KV_FORMATS, format).bytes, by_name(INDEX_FORMATS, format).bytes
     count = context.compressed

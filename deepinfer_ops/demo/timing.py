@@ -76,7 +76,7 @@ def interleaved(calls: Sequence[Callable[[], object]], seconds: float) -> list[f
         call()
     times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 5:
+    while time.perf_counter() < end or len(times[0]) < 3:
         for call, taken in zip(calls, times, strict=True):
             start = time.perf_counter()
             call()
