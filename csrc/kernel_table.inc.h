@@ -39,6 +39,7 @@ const KernelTable table = {DEEPINFER_NAME(DEEPINFER_ISA),
                            head_groups,
                            logits_query_floats,
                            integer_query,
+                           integer_keys,
                            {pack_logits_query, decode_logits_keys, logits},
                            kIntegerLogits,
                            pool};

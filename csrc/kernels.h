@@ -103,9 +103,10 @@ struct KernelTable {
                  const DecodeOutput& output);
   int (*head_groups)(int heads);
 
-  // Two ways to score a block of keys: in fp32, and in integers for a query that allows it (keys must be fp4 then).
+  // Two ways to score a block of keys: in fp32, and in integers where query and keys allow it.
   int64_t (*logits_query_floats)(int heads);  // size of a packed logits query, either way
   bool (*integer_query)(const LogitsQuery& query);
+  int (*integer_keys)(const LogitsKeys& keys);  // how many keys from the first on
   LogitsKernels fp32_logits, integer_logits;
 
   void (*pool)(const PoolRow& row, int64_t dim_begin, int64_t dim_end);

@@ -179,30 +179,33 @@ void Logits::run(uint16_t* out, int64_t out_stride, int64_t max_context_len) con
                                   [](int64_t item, const Group& g) { return item < g.first_item; }) -
                  1;
     const Group* ready = nullptr;
-    bool integer[kMaxGroup];  // which way each token of the group goes: decided by the token alone
+    // Whether a token goes through integers depends on it and on its own keys in a block, never on its group.
+    struct {
+      bool allows_integers;
+      const LogitsKernels* packed_for;
+    } tokens[kMaxGroup];
     for (int64_t item = begin; item < end; ++item) {
       while (group + 1 != all.end() && item >= (group + 1)->first_item) ++group;
       for (int64_t t = group->begin; ready != &*group && t < group->end; ++t) {
-        const LogitsQuery q = query(t);
-        integer[t - group->begin] = k_format_ == Format::kFp4 && table.integer_query(q);
-        const LogitsKernels& way = integer[t - group->begin] ? table.integer_logits : table.fp32_logits;
-        way.pack_query(q, packed + (t - group->begin) * query_floats);
+        tokens[t - group->begin] = {table.integer_query(query(t)), nullptr};
       }
       ready = &*group;
       const int64_t first = (item - group->first_item) * kLogitsKeys;
       const int64_t last = std::min(first + kLogitsKeys, contexts_[group->leader]);
       const LogitsKeys block = keys(group->leader, first, last);
-      for (const bool in_integers : {false, true}) {
-        const LogitsKernels& way = in_integers ? table.integer_logits : table.fp32_logits;
-        bool decoded = false;
-        for (int64_t t = group->begin; t < group->end; ++t) {
-          const int64_t count = std::min(last, contexts_[t]) - first;
-          if (count <= 0 || integer[t - group->begin] != in_integers) continue;
-          if (!decoded) way.decode_keys(block, panel);
-          decoded = true;
-          way.score(panel, static_cast<int>(count), packed + (t - group->begin) * query_floats,
-                    static_cast<int>(heads_), out + t * out_stride + first);
-        }
+      const int64_t integer_keys = table.integer_keys(block);
+      const LogitsKernels* decoded_for = nullptr;
+      for (int64_t t = group->begin; t < group->end; ++t) {
+        const int64_t count = std::min(last, contexts_[t]) - first;
+        if (count <= 0) continue;
+        auto& token = tokens[t - group->begin];
+        float* q = packed + (t - group->begin) * query_floats;
+        const bool integers = token.allows_integers && count <= integer_keys;
+        const LogitsKernels* way = integers ? &table.integer_logits : &table.fp32_logits;
+        if (token.packed_for != way) way->pack_query(query(t), q);
+        if (decoded_for != way) way->decode_keys(block, panel);
+        token.packed_for = decoded_for = way;
+        way->score(panel, static_cast<int>(count), q, static_cast<int>(heads_), out + t * out_stride + first);
       }
     }
   });

@@ -34,16 +34,28 @@ inline int64_t integer_group_floats() { return int64_t{kGroupWidth} * (kIndexDim
 // A key in the panel: 128 element bytes, then 4 fp32 scales.
 constexpr int kIntegerKeyFloats = kIndexDim / 4 + kGroups;
 
-// Whether this query's products are the definition's: an element that overflows to infinity is none.
+// Integer sums are the definition's only while no factor of them overflows: scales 2^-27..2^27 of a query and 2^-100..
+// 2^100 of the keys keep everything finite. 0 and NaN scales are exact either way.
+inline bool between(uint8_t scale, int exponent) {
+  return scale == 0 || scale == 255 || (scale >= 127 - exponent && scale <= 127 + exponent);
+}
 inline bool integer_query(const LogitsQuery& query) {
-  if (query.format != Format::kFp4) return false;
-  for (int head = 0; head < query.heads; ++head) {
+  bool all = query.format == Format::kFp4;
+  for (int head = 0; all && head < query.heads; ++head) {
     const HeadBytes bytes(query, head);
-    for (const uint8_t scale : bytes.scales) {
-      if (scale == 253 || scale == 254) return false;
+    for (const uint8_t scale : bytes.scales) all = all && between(scale, 27);
+  }
+  return all;
+}
+// How many keys from the first on allow it.
+inline int integer_keys(const LogitsKeys& keys) {
+  if (keys.format != Format::kFp4) return 0;
+  for (int key = 0; key < keys.count; ++key) {
+    for (int g = 0; g < kGroups; ++g) {
+      if (!between(keys.scales[key][g], 100)) return key;
     }
   }
-  return true;
+  return keys.count;
 }
 
 inline void pack_integer_query(const LogitsQuery& query, float* packed) {
@@ -76,7 +88,7 @@ inline void pack_integer_query(const LogitsQuery& query, float* packed) {
   });
 }
 
-// Elements whose product with the scale overflows count as 0; so does a whole group with a NaN scale.
+// A group with a NaN scale counts as 0.
 inline void decode_integer_keys(const LogitsKeys& keys, float* panel) {
   bytes16 table;
   for (int i = 0; i < 16; ++i) table[i] = static_cast<uint8_t>(kDoubled[i] + kOffset);
@@ -92,13 +104,6 @@ inline void decode_integer_keys(const LogitsKeys& keys, float* panel) {
       store(elements + g * 32 + 16,
             __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
       out[kIndexDim / 4 + g] = scale == 255 ? 0.0f : scale_value(UE8M0{}, scale);
-      if (scale == 253 || scale == 254) {
-        const int largest = scale == 253 ? 6 : 3;  // doubled magnitude: 3 * 2^126 and 1.5 * 2^127 are finite
-        for (int i = g * 32; i < g * 32 + 32; ++i) {
-          const int value = elements[i] - kOffset;
-          if (value > largest || value < -largest) elements[i] = kOffset;
-        }
-      }
     }
   }
 }
@@ -135,7 +140,6 @@ struct IntegerReluSum {
         for (int v = 0; v < kVectors; ++v) {
           const int at = g * kWidth + v * kLanes;
           const vf sum = __builtin_convertvector(add_pairs(acc[r][v]) - load<vi>(shares + at), vf);
-          // Two factors one after the other: their product alone could overflow where the sum is 0.
           products[r][v] += sum * key_scale * loadf(scales + at);
         }
       }
@@ -162,6 +166,8 @@ inline void integer_logits(const float* panel, int keys, const float* packed, in
 
 constexpr LogitsKernels kIntegerLogits = {pack_integer_query, decode_integer_keys, integer_logits};
 #else
-inline bool integer_query(const LogitsQuery&) { return false; }  // no byte multiply-add here: everything runs in fp32
+// No byte multiply-add here: everything runs in fp32.
+inline bool integer_query(const LogitsQuery&) { return false; }
+inline int integer_keys(const LogitsKeys&) { return 0; }
 constexpr LogitsKernels kIntegerLogits = {};
 #endif
