@@ -10,7 +10,8 @@ import pytest
 import torch
 from compare import assert_equal, assert_matches, assert_same_bits
 from hypothesis import given
-from pack import KV_FORMAT, constant_record
+from oracle import decode_slots
+from pack import KV_FORMAT, cache_of, constant_record, nearest_codes
 from strategies import examples
 from strategies_decode import DecodeProblem, Scope, build, decode_problems
 
@@ -34,6 +35,28 @@ def test_real_sizes_match_the_oracle(fmt, rows, h_q, topk, extra):
     second = Scope("fp4" if fmt == "fp8" else "fp8", page=16, blocks=90, topk=extra) if extra else None
     problem = DecodeProblem(b=rows, h_q=h_q, main=main, extra=second, sink="finite", logit=30.0)
     inputs = build(problem)
+    assert_matches(inputs.run(), inputs.exact())
+
+
+@pytest.mark.parametrize("logit", [1.0, -8.0, 30.0, 60.0, -60.0])
+@pytest.mark.parametrize("offset", [1.0, 0.3])
+def test_tied_logits_cancel_to_the_tolerance(logit, offset):
+    """The sharpest look at a logit: no rounding of the result to bf16 hides it.
+
+    Two keys hold the same numbers in different order, so a constant query gives them the same logit; their last 32
+    elements are +1 and -1, the query's 0. There the exact output is 0, and half the error of the logits' difference
+    is what comes out: 1e-5 is allowed. ``offset`` shifts the numbers: sum |q_i k_i| is 1.1 or 2.7 times the logit.
+    """
+    rng, rows, h_q = np.random.default_rng(0), 200, 32
+    numbers = rng.standard_normal(480) + offset
+    numbers /= np.abs(numbers).max()
+    keys = [np.r_[rng.permutation(numbers), np.full(32, sign)] for _ in range(rows) for sign in (1.0, -1.0)]
+    data = nearest_codes(256 * np.array(keys), "e4m3")
+    scales = np.full((2 * rows, 16), 127 - 8, dtype=np.uint8)
+    cache = cache_of(np.concatenate([data, scales], axis=1), page=4)
+    inputs = cases.decode(cache, torch.arange(2 * rows, dtype=torch.int32).reshape(rows, 1, 2), h_q=h_q)
+    total = decode_slots(cache, np.arange(1))[0, :480].sum()
+    inputs.q[..., :480] = torch.from_numpy(np.linspace(0.9, 0.99, h_q) * logit * 512**0.5 / total)[:, None]
     assert_matches(inputs.run(), inputs.exact())
 
 
