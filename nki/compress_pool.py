@@ -14,6 +14,7 @@ LANES = 128  # partitions: d of one chunk, rows of one transposed piece
 CHUNKS = 4  # chunks of d handled together: a piece's transposes fill one 2 KiB PSUM bank of fp32
 ELEMENTS = 2048  # fp32 elements of a working tile in a partition, unless one R alone needs more
 FP32_MIN = -3.4028235e38
+TINY = 2.0**-126  # the smallest normal fp32 number
 
 
 @nki.jit
@@ -86,9 +87,9 @@ def _pool_columns(latent, score, out, n, count, first, lanes, chunks):
     scores = _turned(score, n, count, first, lanes, chunks)
     latents = _turned(latent, n, count, first, lanes, chunks)
 
-    # 0 for -inf, 1 to 9 for any finite score: score * 2^-126 lies in [-4, 4]. NaN becomes 0 too, but its weight is NaN.
+    # 0 for -inf, 1 to 9 for any finite score: score * TINY lies in [-4, 4]. NaN becomes 0 too, but its weight is NaN.
     live = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.activation(dst=live, op=nl.relu, data=scores, scale=2.0**-126, bias=5.0)
+    nisa.activation(dst=live, op=nl.relu, data=scores, scale=TINY, bias=5.0)
     # A copy and not a product with the mask: 0 * NaN would let a masked latent through.
     nisa.tensor_copy_predicated(dst=latents, src=0.0, predicate=live, reverse_pred=True)
 
