@@ -20,7 +20,7 @@ def test_the_slowest_engine_is_within_twice_the_bound(case):
 def test_the_kernel_moves_what_the_bound_counts(case):
     trace = case.trace()
     # The indexer reads its queries and weights again for every 4096 keys.
-    again = sum(case.arguments[i].nbytes for i in (0, 2)) * (case.kernel == "weighted_scores")
+    again = sum(a.nbytes for a in case.arguments[0:3:2]) if case.kernel == "weighted_scores" else 0
     assert case.hbm_bytes <= trace.hbm_bytes <= case.hbm_bytes + again
     assert trace.gathered_rows == case.gathered_rows
 
