@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.compiler.config as compiler_config
@@ -45,7 +46,7 @@ DEFAULTS = Settings()
 _FIELDS = {field.name: type(getattr(DEFAULTS, field.name)) for field in dataclasses.fields(Settings)}
 
 fingerprint = ""
-"""Names the settings in force, for the guards of compiled graphs (neuron/dependence.py). Written by this module only."""
+"""Names the settings in force; what guards of compiled graphs compare (neuron/settings_guard.py). Not to be written."""
 
 _active: Settings | None = None
 
@@ -65,7 +66,8 @@ def override(**changes: bool | int) -> Iterator[Settings]:
     if torch.compiler.is_compiling():
         raise RuntimeError("deepinfer_ops.config.override: expected a call outside compiled code, got one inside")
     before = current()
-    _activate(dataclasses.replace(before, **{name: _checked(name, value) for name, value in changes.items()}))
+    checked: dict[str, Any] = {name: _checked(name, value) for name, value in changes.items()}
+    _activate(dataclasses.replace(before, **checked))
     try:
         yield current()
     finally:
@@ -88,7 +90,7 @@ def _cache_tag(text: str) -> str:
 
 
 def _from_environment() -> Settings:
-    values: dict[str, bool | int] = {}
+    values: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
         variable = ENV_PREFIX + name.upper()
         text = os.environ.get(variable)
@@ -101,7 +103,7 @@ def _from_environment() -> Settings:
         if number < 0 or (kind is bool and number > 1):
             raise ValueError(f"{variable}: expected {_expected(kind)}, got {text!r}")
         values[name] = kind(number)
-    return Settings(**values)  # type: ignore[arg-type]
+    return Settings(**values)
 
 
 def _checked(name: str, value: object) -> bool | int:

@@ -1,18 +1,23 @@
 """Bytes of quantized records to bf16, by arithmetic on gathered bytes (SPEC section 7, rules 1 and 3).
 
-No computed tensor is ever bitcast: a fused int32 -> fp32 bitcast is lowered as a numeric convert. Powers of two come from
-``exp2`` of an integer-valued fp32, which the device computes exactly.
+No computed tensor is ever bitcast: a fused int32 -> fp32 bitcast is lowered as a numeric convert. Powers of two come
+from ``exp2`` of an integer-valued fp32, which the device computes exactly.
 
 ``fast`` picks one of two ways to the same values. The exact one is integer arithmetic: it runs on GpSimd and was the
 attention graphs' largest cost. The fast one runs on the Vector engine; its e4m3 conversion needs the compiler flag
-``--experimental-unsafe-fp8e4m3fn-as-fp8e4m3`` and codes up to 240, since Trn2 reads exponent field 15 as infinity or NaN.
+``--experimental-unsafe-fp8e4m3fn-as-fp8e4m3`` and codes up to 240: Trn2 reads exponent field 15 as infinity or NaN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 
 from ..record_format import RecordFormat
+
+_Decoder: TypeAlias = Callable[[torch.Tensor, bool], torch.Tensor]
 
 BF16_MAX = torch.finfo(torch.bfloat16).max
 
@@ -55,7 +60,7 @@ def decode_queries(q_data: torch.Tensor, q_sf: torch.Tensor, fmt: RecordFormat, 
 def _scaled(elements: torch.Tensor, factors: torch.Tensor, fmt: RecordFormat) -> torch.Tensor:
     """Elements times their group's scale; every finite product is exact in bf16 (7 significant bits at most)."""
     groups = elements.to(torch.float32).view(-1, fmt.scale_bytes, fmt.group)
-    return (groups * factors.unsqueeze(2)).to(torch.bfloat16).view(-1, fmt.dim)
+    return (groups * factors.to(torch.float32).unsqueeze(2)).to(torch.bfloat16).view(-1, fmt.dim)
 
 
 def _unsigned(data: torch.Tensor) -> torch.Tensor:
@@ -121,5 +126,5 @@ def _e2m1_exact(nibble: torch.Tensor) -> torch.Tensor:
     return torch.where(nibble >= 8, -magnitude, magnitude)
 
 
-_ELEMENTS = {"e4m3": _e4m3, "e2m1": _e2m1}
-_SCALES = {"ue8m0": _ue8m0, "e4m3": lambda scales, fast: _e4m3(scales, fast).to(torch.float32)}
+_ELEMENTS: dict[str, _Decoder] = {"e4m3": _e4m3, "e2m1": _e2m1}
+_SCALES: dict[str, _Decoder] = {"ue8m0": _ue8m0, "e4m3": _e4m3}

@@ -11,7 +11,7 @@ from .gathered_routes import decode_records, zero_dead_rows
 from .gathers import gather_blocks, split_slots
 from .inputs import Lists, Query, pad_rows
 from .plain import attention
-from .plans import DecodePlan, Read
+from .plans import DecodePlan
 
 _LOG = logging.getLogger("deepinfer_ops")
 
@@ -60,9 +60,7 @@ def _ring_keys(scope: Lists, query: Query) -> tuple[torch.Tensor, torch.Tensor, 
     return keys, live, starts & (block != ring)
 
 
-def _chunk_keys(
-    plan: DecodePlan, scope: Lists, query: Query, chunk: Chunk
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunk_keys(plan: DecodePlan, scope: Lists, query: Query, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys [blocks * page, 512] of the request's first compressed blocks, live [rows, blocks * page].
 
     A row without a live list entry has no compressed keys, whatever stands in its offset and length: rows that pad a

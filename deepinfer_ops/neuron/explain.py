@@ -31,7 +31,8 @@ def explain(op: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Plan:
         ValueError: an unknown operator.
 
     Example:
-        >>> print(explain("softmax_pool", torch.empty(64, 8, 512, device="meta"), torch.empty(64, 8, 512, device="meta")))
+        >>> rows = torch.empty(64, 8, 512, device="meta")
+        >>> print(explain("softmax_pool", rows, rows))
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op)).removesuffix(".default")
     if name not in _PLANS:

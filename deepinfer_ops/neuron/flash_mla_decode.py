@@ -14,7 +14,7 @@ from .plans import DecodePlan
 from .routes import plan_decode
 from .shapes import DecodeShape
 
-Given = dict[str, tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]]
+Given = dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
 def flash_mla_decode(
@@ -40,7 +40,9 @@ def flash_mla_decode(
     plan = plan_call(q, *scopes, softmax_scale, *hints)
     if plan.route == "empty":
         return q.new_zeros(q.shape)
-    given = {"main": (k_cache, indices, topk_length), "extra": (extra_k_cache, extra_indices, extra_topk_length)}
+    given: Given = {"main": (k_cache, indices, topk_length)}
+    if extra_k_cache is not None and extra_indices is not None:
+        given["extra"] = (extra_k_cache, extra_indices, extra_topk_length)
     query = Query.of(plan, q, attn_sink, softmax_scale, config.current().fast_e4m3)
     if chunk_block_table is not None and chunk_offset_len is not None and plan.route == "dense chunk":
         out = dense_chunk(plan, _lists(plan, given), query, Chunk(chunk_block_table, chunk_offset_len))

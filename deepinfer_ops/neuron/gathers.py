@@ -1,7 +1,7 @@
-"""Moving records out of paged caches: whole rows of bytes, indexed by (block, unit) (SPEC section 7, rules 2, 5, 8-10).
+"""Records out of paged caches: whole rows of bytes, indexed by (block, unit) (SPEC section 7, rules 2, 5 and 8 to 10).
 
-Every index here is a block, a unit in a block or a row of a table, never a byte address: integers are 32 bits wide on the
-device, whatever the size of the cache.
+Every index here is a block, a unit in a block or a row of a table, never a byte address: integers are 32 bits wide on
+the device, whatever the size of the cache.
 """
 
 from __future__ import annotations

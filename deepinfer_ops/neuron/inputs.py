@@ -38,8 +38,8 @@ class Query:
 class Lists:
     """One scope's lists, padded to the plan's rows with rows of dead entries.
 
-    ``slots`` [rows, topk] int32 lie inside the cache; they are 0 where ``live`` [rows, topk] is false, so nothing that a
-    gather sees depends on what a dead entry held.
+    ``slots`` [rows, topk] int32 lie inside the cache; they are 0 where ``live`` [rows, topk] is false, so nothing that
+    a gather sees depends on what a dead entry held.
     """
 
     plan: ScopePlan
@@ -56,7 +56,7 @@ class Lists:
         topk_length: torch.Tensor | None,
         padded_rows: int,
     ) -> Lists:
-        """``indices`` [b, s_q, topk] int32: dead are -1, whatever lies outside the cache, and what is past the length."""
+        """``indices`` [b, s_q, topk] int32: dead are -1, slots outside the cache, and what is past the length."""
         b, s_q, topk = indices.shape
         live = (indices >= 0) & (indices <= plan.cache.last_slot)
         if topk_length is not None:

@@ -37,7 +37,7 @@ def call(name: str, *args: Any, on_device: bool) -> torch.Tensor:
 @functools.cache
 def _wrapped(name: str) -> Any:
     try:
-        from torch_neuronx.nki_hop import wrap_nki
+        from torch_neuronx.nki_hop import wrap_nki  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise RuntimeError(
             f"deepinfer_ops: NKI kernel {name}: expected torch_neuronx.nki_hop to be importable, got {error!r}. "

@@ -24,8 +24,8 @@ class Read(Enum):
 
 @dataclass(frozen=True)
 class ScopePlan:
-    """One scope. ``cache`` is the cache as it is read (sub-blocks show here); ``blocks`` counts gathered blocks, padded,
-    0 where none is; ``decoded`` counts decoded records, padding included.
+    """One scope. ``cache`` is the cache as it is read (sub-blocks show here); ``blocks`` counts gathered blocks with
+    their padding, 0 where records are gathered or none is; ``decoded`` counts decoded records.
     """
 
     name: str
@@ -44,10 +44,9 @@ class ScopePlan:
     def __str__(self) -> str:
         blocks = f", {self.blocks} of {self.cache.blocks} blocks" if self.blocks else ""
         copied = ", cache copied first" if self.cache.must_copy and self.read is not Read.WHOLE else ""
-        rows = "" if self.read is Read.WHOLE else f" in rows of {self.cache.row_bytes} bytes"
-        return (
-            f"{self.cache.fmt.name}, page {self.cache.page}: {self.read.value}{blocks}, {self.decoded} records{rows}{copied}"
-        )
+        rows = f" in rows of {self.cache.row_bytes} bytes" if self.read in (Read.RECORDS, Read.SHARED) else ""
+        cache = f"{self.cache.fmt.name}, page {self.cache.page}"
+        return f"{cache}: {self.read.value}{blocks}, {self.decoded} records{rows}{copied}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,12 @@ class Plan:
 
     def __str__(self) -> str:
         kernel = f"{self.kernel} x {self.kernel_calls}" if self.kernel else "none (plain torch operators)"
-        lines: list[tuple[str, object]] = [("route", self.route), ("why", self.reason), ("kernel", kernel), *self.sizes()]
+        lines: list[tuple[str, object]] = [
+            ("route", self.route),
+            ("why", self.reason),
+            ("kernel", kernel),
+            *self.sizes(),
+        ]
         lines += [
             ("bytes gathered", f"{self.bytes_gathered:,}"),
             ("gathered in kernel", f"{self.kernel_bytes_gathered:,}"),

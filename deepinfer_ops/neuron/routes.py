@@ -73,7 +73,9 @@ def _plan_gathered(shape: DecodeShape, scopes: tuple[ScopeShape, ...], settings:
     widest = max(scope.topk for scope in scopes)
     if shape.rows == settings.prefill_bucket and widest >= SHARED_MIN_TOPK:
         plans = [_plan_row_scope(scope, shape, shared=scope.topk >= SHARED_MIN_TOPK) for scope in scopes]
-        why = f"{why_not_table}; {shape.rows} rows are the prefill_bucket and {widest} list entries >= {SHARED_MIN_TOPK}"
+        why = (
+            f"{why_not_table}; {shape.rows} rows are the prefill_bucket and {widest} list entries >= {SHARED_MIN_TOPK}"
+        )
         return _decode_plan(shape, "shared scope", why, None, sum(scope.topk for scope in scopes), plans)
     plans = [_plan_row_scope(scope, shape, shared=False) for scope in scopes]
     keys = round_up(sum(scope.topk for scope in scopes), KEY_TILE)

@@ -1,8 +1,8 @@
 """Compiled graphs depend on the settings that picked their routes.
 
 The operator is opaque to Dynamo, which therefore sees no setting being read, and its route is chosen later, while
-AOTAutograd traces. So the guard is put on by hand when Dynamo runs the operator on fake tensors. It compares one string:
-a graph is reused exactly while the settings equal those it was compiled under.
+AOTAutograd traces. So the guard is put on by hand when Dynamo runs the operator on fake tensors. It compares one
+string: a graph is reused exactly while the settings equal those it was compiled under.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def round_up(count: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """A paged cache in bytes. ``token_stride`` is that of a record in its block, ``offset`` the view's in its storage."""
+    """A paged cache in bytes. ``token_stride`` leads to a block's next record, ``offset`` to block 0 in the storage."""
 
     fmt: RecordFormat
     blocks: int
@@ -101,7 +101,7 @@ class ScopeShape:
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """One call of ``flash_mla_decode``; ``scopes`` are main, then extra. ``chunk_blocks`` is None without ``chunk_*``."""
+    """One call of ``flash_mla_decode``; ``scopes``: main, then extra. ``chunk_blocks`` is None without ``chunk_*``."""
 
     b: int
     s_q: int
