@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import deepinfer_ops.neuron  # noqa: F401  (registers the compositions)
 import hypothesis
 import neuron_sim
 import numpy as np
@@ -13,6 +12,8 @@ import torch
 from compare import assert_matches, assert_same_bits
 from oracle import Exact
 from strategies_decode import DecodeInputs
+
+import deepinfer_ops.neuron  # noqa: F401  (registers the compositions)
 
 PLATFORM = neuron_sim.install()
 

@@ -89,8 +89,8 @@ def requests(
     )
 
 
-def build(p: Requests) -> tuple[DecodeInputs, dict[str, object]]:
-    """The operator's tensors on the CPU, and ``chunk_*`` of the first request."""
+def build(p: Requests, device: str = "cpu") -> tuple[DecodeInputs, dict[str, object]]:
+    """The operator's arguments, and ``chunk_*`` of the first request; equal on every device."""
     rng = np.random.default_rng(p.seed)
     rows = p.rows + p.padding
     main = np.full((p.count, rows, p.window), -1)
@@ -99,7 +99,6 @@ def build(p: Requests) -> tuple[DecodeInputs, dict[str, object]]:
     ring_of = rng.permutation(p.rings)[: p.count]
     tables = rng.permutation(p.blocks)[: p.count * p.chunk_blocks].reshape(p.count, p.chunk_blocks)
     for request in range(p.count):
-        longest = rng.permutation((p.last_position + 1) // p.ratio)
         for row in range(p.rows):
             position = p.start + row
             seen = np.arange(max(0, position - p.window + 1), position + 1)
@@ -108,28 +107,30 @@ def build(p: Requests) -> tuple[DecodeInputs, dict[str, object]]:
             order = rng.permutation(visible) if p.shuffled else np.arange(visible)
             extra[request, row, :visible] = tables[request][order // p.page] * p.page + order % p.page
             offset_len[row] = 0, visible
-        assert len(longest) <= p.extra_topk, "the promise of a chunk: visible keys fit the list"
-    k_cache = _cache(rng, p, p.main_format, main, p.rings, p.ring)
-    extra_cache = _cache(rng, p, p.extra_format, extra, p.blocks, p.page)
-    q = torch.from_numpy(rng.standard_normal((p.count, rows, p.heads, 512))).to(torch.bfloat16)
-    sink = torch.from_numpy(rng.standard_normal(p.heads)).float() if p.sink else None
-    inputs = DecodeInputs(q, k_cache, _int32(main), None, sink, extra_cache, _int32(extra), None)
+    k_cache = _cache(rng, p, p.main_format, main, p.rings, p.ring, device)
+    extra_cache = _cache(rng, p, p.extra_format, extra, p.blocks, p.page, device)
+    q = torch.from_numpy(rng.standard_normal((p.count, rows, p.heads, 512))).to(torch.bfloat16).to(device)
+    sink = torch.from_numpy(rng.standard_normal(p.heads)).float().to(device) if p.sink else None
+    lists = _int32(main).to(device), _int32(extra).to(device)
+    inputs = DecodeInputs(q, k_cache, lists[0], None, sink, extra_cache, lists[1], None)
     # The table of a request is as long as the engine's longest; what follows its blocks is stale.
     table = np.concatenate([tables[0], rng.choice([2**31 - 1, -5, 0], 3)])
     chunk = {
-        "chunk_block_table": _int32(table),
+        "chunk_block_table": _int32(table).to(device),
         "chunk_blocks": p.chunk_blocks,
-        "chunk_offset_len": _int32(offset_len),
+        "chunk_offset_len": _int32(offset_len).to(device),
     }
     return inputs, chunk
 
 
-def _cache(rng: np.random.Generator, p: Requests, name: str, lists: np.ndarray, blocks: int, page: int) -> torch.Tensor:
+def _cache(
+    rng: np.random.Generator, p: Requests, name: str, lists: np.ndarray, blocks: int, page: int, device: str
+) -> torch.Tensor:
     fmt = KV_FORMAT[name]
     listed = np.unique(lists[lists >= 0])
     records = hostile_bytes(rng, p.hostile, (blocks * page, fmt.bytes))
     records[listed] = np.concatenate(token_bytes(rng, fmt, len(listed), "model", 224.0), axis=1)
-    return paged(records.reshape(blocks, page, fmt.bytes), p.layout, p.hostile, p.seed)
+    return paged(records.reshape(blocks, page, fmt.bytes), p.layout, p.hostile, p.seed, device)
 
 
 def _int32(values: np.ndarray) -> torch.Tensor:

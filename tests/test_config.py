@@ -8,9 +8,10 @@ import sys
 
 import pytest
 import torch
-from deepinfer_ops import config
 from hypothesis import given
 from hypothesis import strategies as st
+
+from deepinfer_ops import config
 
 DEFAULTS = {
     "NKI_ATTN": "1",
@@ -97,12 +98,16 @@ def test_override_replaces_what_it_names_and_restores_everything(changes):
 
 
 def test_override_restores_after_an_error_and_nests():
+    def fails():
+        with config.override(prefill_bucket=8):
+            with config.override(nki_attn=0):
+                assert (config.current().prefill_bucket, config.current().nki_attn) == (8, False)
+            assert config.current().nki_attn is before.nki_attn
+            raise KeyError
+
     before = config.current()
-    with pytest.raises(KeyError), config.override(prefill_bucket=8):
-        with config.override(nki_attn=0):
-            assert (config.current().prefill_bucket, config.current().nki_attn) == (8, False)
-        assert config.current().nki_attn is before.nki_attn
-        raise KeyError
+    with pytest.raises(KeyError):
+        fails()
     assert config.current() is before
 
 
