@@ -10,9 +10,8 @@ from functools import cache
 
 import torch
 
-# Fields of a float64, in whose arithmetic codes are found: quotients of a float32 and a scale stay apart from ties.
-_DOUBLE_MANTISSA = 52
-_DOUBLE_BIAS = 1023
+_FLOAT32_MANTISSA = 23
+_FLOAT32_BIAS = 127
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,15 @@ class Minifloat:
         return torch.tensor([v for v in values if not self.capped or v <= cap], dtype=torch.float64)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Nearest codes (ties to the even one) of float64 values no larger than the largest one, as uint8."""
+        """Nearest codes (ties to the even one) of float32 values no larger than the largest one, as uint8."""
         magnitude = values.abs()
         # The binade of each value: the power of two below it, and below the smallest normal number, that one's.
-        field = magnitude.clamp_min(2.0 ** (1 - self.bias)).view(torch.int64) >> _DOUBLE_MANTISSA
-        binade = (field << _DOUBLE_MANTISSA).view(torch.float64)
+        field = magnitude.clamp_min(2.0 ** (1 - self.bias)).view(torch.int32) >> _FLOAT32_MANTISSA
+        binade = (field << _FLOAT32_MANTISSA).view(torch.float32)
         steps = (magnitude / binade * (1 << self.mantissa_bits)).round_()
         # Steps run to 2^(mantissa_bits + 1), included: adding them carries a value rounded up into the next binade.
-        codes = (field - (_DOUBLE_BIAS - self.bias + 1) << self.mantissa_bits).add_(steps.long())
-        return (codes + (values.signbit().long() << self.magnitude_bits)).to(torch.uint8)
+        codes = (field - (_FLOAT32_BIAS - self.bias + 1) << self.mantissa_bits).add_(steps.int())
+        return codes.add_(values.signbit().int() << self.magnitude_bits).to(torch.uint8)
 
 
 NUMBERS = {

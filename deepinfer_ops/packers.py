@@ -19,7 +19,7 @@ NEURON_CAP = 224.0
 """The cap for caches that Trn2 reads: below its reading of e4m3, which ends at 240."""
 
 _ROWS = 2048
-"""Rows encoded at once: float64 temporaries of a few MiB, whatever the input."""
+"""Rows encoded at once: temporaries of a few MiB, whatever the input."""
 
 
 def quantize_kv(latents: torch.Tensor, format: str = "fp8", cap: float = E4M3_MAX) -> torch.Tensor:
@@ -96,7 +96,7 @@ def write_kv(cache: torch.Tensor, slots: torch.Tensor, records: torch.Tensor) ->
 def encode(values: torch.Tensor, fmt: RecordFormat, cap: float) -> tuple[torch.Tensor, torch.Tensor]:
     """``[.., dim]`` finite values to ``[.., data_bytes]`` and ``[.., scale_bytes]`` uint8."""
     rows = torch.split(values.reshape(-1, fmt.dim), _ROWS)
-    parts = [_encode_rows(part.double(), fmt, cap) for part in rows]
+    parts = [_encode_rows(part.float(), fmt, cap) for part in rows]
     data, scales = (torch.cat(side) for side in zip(*parts, strict=True))
     return data.view(*values.shape[:-1], fmt.data_bytes), scales.view(*values.shape[:-1], fmt.scale_bytes)
 
@@ -107,9 +107,12 @@ def _encode_rows(rows: torch.Tensor, fmt: RecordFormat, cap: float) -> tuple[tor
     elements, scales = element.positive(cap).to(rows.device), scale.positive(cap).to(rows.device)
     limit = cap if element.capped else elements[-1]
     # The first scale that brings the group's largest magnitude under the limit; the last one if none does.
-    index = torch.searchsorted(scales * limit, groups.abs().amax(-1)).clamp_max_(len(scales) - 1)
-    scaled = groups / scales[index].unsqueeze(-1)
-    codes = element.encode(scaled.clamp_(-elements[-1], elements[-1])).flatten(-2)
+    index = torch.searchsorted(scales * limit, groups.abs().amax(-1).double()).clamp_max_(len(scales) - 1)
+    # Rounding this quotient to float32 never moves it onto a tie m: a float32 next to m * s is off by more than 2^-24
+    # of it, half a step of m or more.
+    scaled = groups / scales[index].float().unsqueeze(-1)
+    largest = float(elements[-1])
+    codes = element.encode(scaled.clamp_(-largest, largest)).flatten(-2)
     return pack_bytes(codes, element.per_byte), (index + 1).to(torch.uint8)
 
 
