@@ -60,7 +60,8 @@ def decode_expectation(inputs: DecodeInputs, want: torch.Tensor) -> Exact:
     for b, s in np.ndindex(*value.shape[:2]):
         keys = row_keys(b, s)
         # The kernels sum before they divide: a sum beyond fp32 is a limit of theirs, not of the composition.
-        hypothesis.assume(np.abs(keys).sum() < 2.0**126)
+        if np.abs(keys).sum() >= 2.0**126:
+            hypothesis.reject()
         if not len(keys):
             continue
         logits = inputs.softmax_scale * (q[b, s] @ keys.T)
