@@ -2,7 +2,7 @@
 // Included after matmul_tile.h; every loop over heads runs in groups of whole vectors ("head groups").
 
 constexpr int kPanelStride = kLatentDim + 16;  // floats; an odd number of cache lines, so rows do not share L1 sets
-constexpr int kDimBlock = 128;                 // the query-key product is summed in blocks: shorter chains round less
+constexpr int kDimBlock = 64;                  // the query-key product is summed in blocks: shorter chains round less
 constexpr int kGroupWidth = 2 * kLanes;
 
 inline int head_groups(int heads) { return (heads + kGroupWidth - 1) / kGroupWidth; }
