@@ -6,7 +6,6 @@ Sources: OCP 8-bit Floating Point Specification (e4m3) and OCP Microscaling Form
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -40,18 +39,14 @@ class Minifloat:
         return 8 // (self.magnitude_bits + self.signed)
 
     def value(self, code: int) -> float:
+        """The number a code stands for; bits above it are ignored."""
         magnitude = code & (1 << self.magnitude_bits) - 1
         if self.has_nan and magnitude == (1 << self.magnitude_bits) - 1:
             return float("nan")
         field, mantissa = magnitude >> self.mantissa_bits, magnitude & (1 << self.mantissa_bits) - 1
         significand = mantissa + (1 << self.mantissa_bits if field > 0 else 0)
-        sign = -1.0 if code >> self.magnitude_bits else 1.0
+        sign = -1.0 if self.signed and code >> self.magnitude_bits & 1 else 1.0
         return sign * significand * 2.0 ** (max(field, 1) - self.bias - self.mantissa_bits)
-
-    def positive(self, cap: float) -> torch.Tensor:
-        """float64 values of the codes 1, 2, ...: ascending, finite, and at most ``cap`` where the cap applies."""
-        values = [self.value(code) for code in range(1, (1 << self.magnitude_bits) - self.has_nan)]
-        return torch.tensor([v for v in values if not self.capped or v <= cap], dtype=torch.float64)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Nearest codes (ties to the even one) of float32 values no larger than the largest one, as uint8."""
@@ -76,20 +71,34 @@ NUMBERS = {
 """By the names that ``record_format`` uses."""
 
 
-@cache
-def _byte_table(name: str, device: torch.device) -> torch.Tensor:
-    """What each of 256 bytes stands for: a float32, or two of them side by side as one float64."""
-    number = NUMBERS[name]
-    width = 8 // number.per_byte
-    codes = [[byte >> width * i & (1 << width) - 1 for i in range(number.per_byte)] for byte in range(256)]
-    values = torch.tensor([[number.value(code) for code in row] for row in codes], device=device)
-    return values.view({1: torch.float32, 2: torch.float64}[number.per_byte]).flatten()
+# Built once, on CPU: a table made on first use could be born a fake tensor inside a trace, and stay one.
+_POSITIVE = {
+    n.name: torch.tensor(
+        [n.value(code) for code in range(1, (1 << n.magnitude_bits) - n.has_nan)], dtype=torch.float64, device="cpu"
+    )
+    for n in NUMBERS.values()
+}
+_BYTES = {
+    n.name: torch.tensor(
+        [n.value(byte >> 8 // n.per_byte * i) for byte in range(256) for i in range(n.per_byte)],
+        dtype=torch.float32,
+        device="cpu",
+    )
+    for n in NUMBERS.values()
+}
+
+
+def positive_values(number: Minifloat, cap: float) -> torch.Tensor:
+    """float64 values of the codes 1, 2, ...: ascending, finite, and at most ``cap`` where the cap applies."""
+    values = _POSITIVE[number.name]
+    return values[values <= cap] if number.capped else values
 
 
 def decode_bytes(data: torch.Tensor, name: str) -> torch.Tensor:
     """uint8 ``[.., n]`` to float32 ``[.., n * per_byte]``: one table look-up a byte, the fastest torch has on CPU."""
-    found = _byte_table(name, data.device).index_select(0, data.int().flatten())
-    return found.view(data.shape).view(torch.float32)
+    # Two numbers of one byte are looked up side by side, as one float64.
+    table = _BYTES[name].view({1: torch.float32, 2: torch.float64}[NUMBERS[name].per_byte]).to(data.device)
+    return table.index_select(0, data.int().flatten()).view(data.shape).view(torch.float32)
 
 
 def pack_bytes(codes: torch.Tensor, per_byte: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .contract import Checker, either, paged_cache
-from .minifloat import NUMBERS, decode_bytes, pack_bytes
+from .minifloat import NUMBERS, decode_bytes, pack_bytes, positive_values
 from .record_format import KV_FORMATS, RecordFormat
 
 E4M3_MAX = 448.0
@@ -102,9 +102,8 @@ def encode(values: torch.Tensor, fmt: RecordFormat, cap: float) -> tuple[torch.T
 
 
 def _encode_rows(rows: torch.Tensor, fmt: RecordFormat, cap: float) -> tuple[torch.Tensor, torch.Tensor]:
-    element, scale = NUMBERS[fmt.element], NUMBERS[fmt.scale]
-    groups = rows.view(-1, fmt.scale_bytes, fmt.group)
-    elements, scales = element.positive(cap).to(rows.device), scale.positive(cap).to(rows.device)
+    element, groups = NUMBERS[fmt.element], rows.view(-1, fmt.scale_bytes, fmt.group)
+    elements, scales = (positive_values(NUMBERS[name], cap).to(rows.device) for name in (fmt.element, fmt.scale))
     limit = cap if element.capped else elements[-1]
     # The first scale that brings the group's largest magnitude under the limit; the last one if none does.
     index = torch.searchsorted(scales * limit, groups.abs().amax(-1).double()).clamp_max_(len(scales) - 1)

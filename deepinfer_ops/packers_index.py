@@ -153,4 +153,7 @@ def split_runs(runs: torch.Tensor, fmt: RecordFormat) -> tuple[torch.Tensor, tor
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Any tensor of whole bytes as uint8; a wider dtype's last dimension grows, low byte first."""
-    return tensor if tensor.dtype == torch.uint8 else tensor.contiguous().view(torch.uint8)
+    if tensor.dtype == torch.uint8:
+        return tensor
+    # Cloned: contiguous() leaves the strides of an empty tensor as they are, and view refuses those.
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)

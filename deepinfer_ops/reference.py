@@ -33,8 +33,8 @@ def flash_mla_decode(
     if extra_k_cache is not None and extra_indices is not None:
         extra_keys, extra_live = _gather_keys(extra_k_cache, extra_indices, extra_topk_length)
         keys, live = torch.cat([keys, extra_keys], 1), torch.cat([live, extra_live], 1)
-    rows = q.flatten(0, 1).float()
-    logits = torch.bmm(rows, keys.mT).mul_(softmax_scale).masked_fill_(~live[:, None], -torch.inf)
+    rows = q.flatten(0, 1).float() * softmax_scale  # before the product: a scale of 0 must not meet an overflow
+    logits = torch.bmm(rows, keys.mT).masked_fill_(~live[:, None], -torch.inf)
     if attn_sink is not None:
         # The sink is the logit of one more key, whose value is 0. +inf would make the softmax NaN.
         sink = attn_sink.clamp(max=torch.finfo(torch.float32).max)

@@ -17,21 +17,21 @@ from strategies_pool import pool_problems
 from deepinfer_ops import reference
 
 
-@examples(60, 300)
+@examples(60, 200)
 @given(decode_problems())
 def test_decode_matches_the_oracle(problem):
     inputs = build_decode(problem)
     assert_matches(reference.flash_mla_decode(*inputs), inputs.exact())
 
 
-@examples(60, 300)
+@examples(60, 200)
 @given(logits_problems())
 def test_logits_match_the_oracle(problem):
     inputs = build_logits(problem)
     assert_matches(reference.paged_mqa_logits(**inputs._asdict()), inputs.exact())
 
 
-@examples(60, 300)
+@examples(60, 200)
 @given(pool_problems())
 def test_pooling_matches_the_oracle(problem):
     inputs = build_pool(problem)
