@@ -1,0 +1,1 @@
+"""Speed of the CPU operators, as ratios measured in one process: ``python -m benchmarks`` (docs/performance.md)."""
