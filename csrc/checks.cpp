@@ -158,10 +158,13 @@ Format Checker::paged_cache(const char* argument, const Tensor& cache, const Nam
         [&] { return std::string("stride(1) ") + (planar ? "" : ">= ") + std::to_string(record); }, stride(1));
   }
   if (blocks > 1) {
-    const int64_t extent = (page - 1) * token + record;
+    // Blocks follow each other, or (records of many blocks in turn) tokens do.
+    const int64_t block = cache.stride(0);
+    const bool apart =
+        block >= (page - 1) * token + record || (block >= record && token >= (blocks - 1) * block + record);
     require(
-        cache.stride(0) >= extent, argument,
-        [&] { return "stride(0) >= " + std::to_string(extent) + " (blocks do not overlap)"; }, stride(0));
+        apart, argument, [] { return std::string("blocks that do not overlap"); },
+        [&] { return "stride(0) " + std::to_string(block) + ", stride(1) " + std::to_string(token); });
   }
   return found->format;
 }

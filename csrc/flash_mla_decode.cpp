@@ -72,10 +72,8 @@ class Decode {
     for (int i = 0; i < 4; ++i) q_stride_[i] = q.stride(i);
     sink_ = sink ? sink->const_data_ptr<float>() : nullptr;
     sink_stride_ = sink ? sink->stride(0) : 0;
-    const double folded = std::clamp(softmax_scale, -1.0, 1.0);
-    q_scale_ = static_cast<float>(folded);
-    q_scale_low_ = static_cast<float>(folded - q_scale_);
-    scale_ = static_cast<float>(std::clamp(std::abs(softmax_scale), 1.0, 3.0e38));
+    sign_ = softmax_scale < 0 ? -1.0f : 1.0f;
+    scale_ = static_cast<float>(std::min(std::abs(softmax_scale), 3.0e38));
   }
 
   // Refuses bad lengths and indices, and learns how much work there is.
@@ -97,7 +95,7 @@ class Decode {
   int64_t q_stride_[4];
   const float* sink_;
   int64_t sink_stride_;
-  float q_scale_, q_scale_low_, scale_;
+  float sign_, scale_;
   float* partials_ = nullptr;  // one for the unit a wave leaves unfinished, then one per split of the wave
   bool threads_worthwhile_ = false;
 };
@@ -124,7 +122,7 @@ DecodeQuery Decode::query(const Unit& unit) const {
   const int64_t b = unit.row / s_q_, s = unit.row % s_q_;
   const uint16_t* q = q_ + b * q_stride_[0] + s * q_stride_[1] + unit.head_begin * q_stride_[2];
   const int heads = static_cast<int>(std::min<int64_t>(kMaxHeads, h_q_ - unit.head_begin));
-  return {q, q_stride_[2], q_stride_[3], heads, q_scale_, q_scale_low_, scale_};
+  return {q, q_stride_[2], q_stride_[3], heads, sign_, scale_};
 }
 
 DecodeOutput Decode::output(const Unit& unit) const {
@@ -134,19 +132,19 @@ DecodeOutput Decode::output(const Unit& unit) const {
 
 DecodePartial Decode::partial(int64_t index) const {
   float* p = partials_ + index * kPartialFloats;
-  return {p, p + kPartialOut, p + kPartialOut + kMaxHeads};
+  return {p, p + kPartialOut, p + kPartialOut + kMaxHeads, p + kPartialOut + 2 * kMaxHeads};
 }
 
 void Decode::attend(const std::vector<Split>& wave, int64_t begin, int64_t end) const {
   static thread_local Scratch memory;
   const KernelTable& table = kernels();
-  float* packed = memory.get(kPartialOut + table.decode_scratch_floats());
+  float* packed = memory.get(kPackedFloats + table.decode_scratch_floats());
   for (int64_t i = begin; i < end; ++i) {
     const DecodeQuery q = query(wave[i].unit);
     if (i == begin || !(wave[i - 1].unit == wave[i].unit)) table.pack_query(q, packed);
     DecodeKeys keys;
     plan_.gather(wave[i], keys);
-    table.decode_split(q, packed, keys, packed + kPartialOut, partial(i + 1));
+    table.decode_split(q, packed, keys, packed + kPackedFloats, partial(i + 1));
   }
 }
 

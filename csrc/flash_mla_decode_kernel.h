@@ -21,12 +21,41 @@ inline void for_each_group(int heads, int begin, int end, const Body& body) {
   }
 }
 
+// The power of two that brings a head's largest |element| below 2^-11: no sum of 512 products with keys in the range of
+// bf16 overflows then, nor a difference of two sums. 1 for zeros, NaN and infinity, which take their own course.
+inline float headroom(const uint16_t* q, int64_t dim_stride) {
+  uint16_t largest = 0;
+  const auto find_largest = [&](int64_t stride) {
+    for (int d = 0; d < kLatentDim; ++d) {
+      const uint16_t magnitude = q[d * stride] & 0x7fff;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+  };
+  if (dim_stride == 1) {
+    find_largest(1);  // inlined with a constant stride: vectorized
+  } else {
+    find_largest(dim_stride);
+  }
+  const int exponent = static_cast<int>(largest >> 7);  // biased
+  if (exponent == 0 || exponent == 255) return 1.0f;
+  const int factor = 127 + (127 - exponent) - 12;
+  return as_float(uint32_t(factor < 1 ? 1 : factor > 253 ? 253 : factor) << 23);
+}
+
 inline void pack_query(const DecodeQuery& query, float* packed) {
-  const auto scaled = [&](vf q) { return q * query.q_scale + q * query.q_scale_low; };
+  float factors[kMaxHeads];
+  for (int head = 0; head < kMaxHeads; ++head) {
+    const bool real = head < query.heads;
+    const float factor = real ? headroom(query.q + head * query.head_stride, query.dim_stride) : 1.0f;
+    const float scale = query.scale / factor;
+    factors[head] = factor * query.sign;
+    packed[kPartialOut + head] = scale < 3.0e38f ? scale : 3.0e38f;
+  }
   for (int first = 0; first < query.heads; first += kLanes) {
     const int group = first / kGroupWidth;
     const int width = group_width(query.heads, group);
     float* out = packed + int64_t{group} * kGroupWidth * kLatentDim + first % kGroupWidth;
+    const vf factor = loadf(factors + first);
     for (int d = 0; d < kLatentDim; d += kLanes) {
       vf block[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -34,14 +63,13 @@ inline void pack_query(const DecodeQuery& query, float* packed) {
         if (first + lane >= query.heads) continue;
         const uint16_t* q = query.q + (first + lane) * query.head_stride + d * query.dim_stride;
         if (query.dim_stride == 1) {
-          block[lane] = scaled(from_bf16(q));
+          block[lane] = from_bf16(q);
         } else {
           for (int i = 0; i < kLanes; ++i) block[lane][i] = from_bf16(q[i * query.dim_stride]);
-          block[lane] = scaled(block[lane]);
         }
       }
       transpose(block);
-      for (int i = 0; i < kLanes; ++i) store(out + int64_t{d + i} * width, block[i]);
+      for (int i = 0; i < kLanes; ++i) store(out + int64_t{d + i} * width, block[i] * factor);
     }
   }
 }
@@ -84,10 +112,11 @@ struct QueryKey {
 // products -> probabilities that sum to 1 over these keys. Dividing now keeps the weighted mean below the largest
 // |element|: huge keys cannot overflow it.
 template <int kVectors>
-inline void softmax(float* products, int keys, float scale, float* max_out, float* weight_out) {
+inline void softmax(float* products, int keys, const float* scales, float* max_out, float* weight_out) {
   constexpr int kWidth = kVectors * kLanes;
   for (int v = 0; v < kVectors; ++v) {
     float* column = products + v * kLanes;
+    const vf scale = loadf(scales + v * kLanes);
     vf max = splat(-__builtin_inff());
     for (int k = 0; k < keys; ++k) max = larger(max, loadf(column + k * kWidth));
     vf weight{};
@@ -135,7 +164,7 @@ struct SplitBody {
     for (int d = 0; d < kLatentDim; d += kDimBlock) {
       for_each_tile(keys, QueryKey<kVectors>{panel + d, q + d * kVectors * kLanes, products, d == 0});
     }
-    softmax<kVectors>(products, keys, query.scale, partial.max + offset, partial.weight + offset);
+    softmax<kVectors>(products, keys, partial.scale + offset, partial.max + offset, partial.weight + offset);
     for_each_tile(kLatentDim, WeightedKeys<kVectors>{panel, products, keys, partial.out + offset * kLatentDim});
   }
 };
@@ -147,6 +176,7 @@ inline void decode_split(const DecodeQuery& query, const float* packed, const De
   float* panel = scratch;
   float* products = scratch + kMaxKeys * kPanelStride;
   decode_panel(keys, panel);
+  for (int head = 0; head < kMaxHeads; ++head) partial.scale[head] = packed[kPartialOut + head];
   for_each_group(query.heads, 0, head_groups(query.heads),
                  SplitBody{query, packed, panel, keys.count, products, partial});
 }
@@ -161,9 +191,9 @@ struct MergeBody {
     for (int v = 0; v < kVectors; ++v) {
       const int64_t offset = int64_t{group} * kGroupWidth + v * kLanes;
       const vf max_a = loadf(state.max + offset), max_b = loadf(next.max + offset);
-      const vf max = larger(max_a, max_b);
-      const vf weight_a = loadf(state.weight + offset) * exp((max_a - max) * query.scale);
-      const vf weight_b = loadf(next.weight + offset) * exp((max_b - max) * query.scale);
+      const vf max = larger(max_a, max_b), scale = loadf(state.scale + offset);
+      const vf weight_a = loadf(state.weight + offset) * exp((max_a - max) * scale);
+      const vf weight_b = loadf(next.weight + offset) * exp((max_b - max) * scale);
       const vf weight = weight_a + weight_b;
       store(state.max + offset, max);
       store(state.weight + offset, weight);
@@ -199,7 +229,7 @@ struct FinishBody {
           sink[lane] = output.sink[(head + lane) * output.sink_stride];
         }
         const vf weight = loadf(state.weight + head);
-        const vf above = sink - loadf(state.max + head) * query.scale;
+        const vf above = sink - loadf(state.max + head) * loadf(state.scale + head);
         share = above > 88.0f ? vf{} : weight / (weight + exp(above));
       }
       const float* values = state.out + int64_t{group} * kGroupWidth * kLatentDim + v * kLanes;

@@ -17,10 +17,8 @@ struct DecodeQuery {
   int64_t head_stride;  // elements
   int64_t dim_stride;   // elements
   int heads;            // <= kMaxHeads
-  // logit = scale * (q_scale + q_scale_low) * (q . k), scale >= 1. A factor up to 1 is folded into the query, in two
-  // parts so that it is not rounded to fp32 first: huge keys then overflow only if the logit itself does. A larger one
-  // is applied to differences of products, which it cannot turn into inf - inf.
-  float q_scale, q_scale_low, scale;
+  float sign;           // of softmax_scale: folded into q, so that the largest logit belongs to the largest product
+  float scale;          // |softmax_scale|
 };
 
 // The live keys of one split: pointers to records, first those of the main scope, then those of the extra scope.
@@ -33,14 +31,15 @@ struct DecodeKeys {
 };
 
 // The softmax of some of a row's keys over one block of heads. Head groups are padded to whole vectors; a kernel's own
-// layout is [group][512][width of group], and [group][width] for the two statistics.
+// layout is [group][512][width of group] for `out`, and [group][width] for the statistics.
 struct DecodePartial {
   float* out;     // mean of the keys, weighted by the softmax over this partial's keys
-  float* max;     // largest product (q_scale + q_scale_low) * (q . k)
+  float* max;     // largest product q' . k, where q' is the packed query
   float* weight;  // sum of exp(scale * (product - max))
+  float* scale;   // logit = scale * product, per head
 };
 constexpr int64_t kPartialOut = int64_t{kMaxHeads} * kLatentDim;  // floats in DecodePartial::out, at most
-constexpr int64_t kPartialFloats = kPartialOut + 2 * kMaxHeads;   // and in the whole partial
+constexpr int64_t kPartialFloats = kPartialOut + 3 * kMaxHeads;   // and in the whole partial
 
 struct DecodeOutput {
   uint16_t* out;      // [heads, 512] bf16, contiguous
@@ -87,11 +86,13 @@ struct LogitsKernels {
 };
 constexpr int64_t kLogitsPanelFloats = kLogitsKeys * (kIndexDim + 16);
 
+constexpr int64_t kPackedFloats = kPartialOut + kMaxHeads;
+
 // One instruction set's kernels. Scratch is the caller's, 64-byte aligned, one per thread.
 struct KernelTable {
   const char* name;
 
-  // Query of a row -> packed queries, [group][512][width], at most kPartialOut floats.
+  // Query of a row -> packed queries, [group][512][width], then each head's scale: kPackedFloats.
   void (*pack_query)(const DecodeQuery& query, float* packed);
   int64_t (*decode_scratch_floats)();
   void (*decode_split)(const DecodeQuery& query, const float* packed, const DecodeKeys& keys, float* scratch,

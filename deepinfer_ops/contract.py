@@ -108,9 +108,13 @@ def paged_cache(
         wanted = f"stride(1) {'' if planar else '>= '}{record}"
         check.require(adjacent, argument, wanted, lambda: token)
     if cache.shape[0] > 1:
-        extent = (cache.shape[1] - 1) * token + record
-        wanted = f"stride(0) >= {extent} (blocks do not overlap)"
-        check.require(cache.stride(0) >= extent, argument, wanted, lambda: cache.stride(0))
+        # Blocks follow each other, or (records of many blocks in turn) tokens do.
+        block = cache.stride(0)
+        apart = block >= (cache.shape[1] - 1) * token + record or (
+            block >= record and token >= (cache.shape[0] - 1) * block + record
+        )
+        wanted = "blocks that do not overlap"
+        check.require(apart, argument, wanted, lambda: f"stride(0) {block}, stride(1) {token}")
     return formats[record]
 
 
