@@ -4,6 +4,7 @@ Importing the package registers ``torch.ops.deepinfer.{flash_mla_decode, paged_m
 and fake functions, the CPU kernels, and the Neuron composition. It imports nothing beyond torch.
 """
 
+from . import config, neuron
 from .flash_mla_decode import flash_mla_decode
 from .library import load_cpu_kernels
 from .packers import dequantize_kv, quantize_kv, write_kv
@@ -18,10 +19,12 @@ HAS_CPU_KERNELS = load_cpu_kernels()
 __all__ = [
     "HAS_CPU_KERNELS",
     "__version__",
+    "config",
     "dequantize_index",
     "dequantize_kv",
     "flash_mla_decode",
     "index_planes",
+    "neuron",
     "paged_mqa_logits",
     "quantize_index",
     "quantize_index_query",
