@@ -211,7 +211,15 @@ def test_logits_take_the_route(changes, expected):
 
 
 @pytest.mark.parametrize(
-    ("shape", "route"), [((4, 2, 8), "kernel"), ((4, 1, 8), "plain"), ((0, 4, 8), "empty"), ((4, 4, 0), "empty")]
+    ("shape", "route"),
+    [
+        ((4, 2, 8), "kernel"),
+        ((4, 1, 8), "plain"),
+        ((4, 4096, 8), "kernel"),
+        ((4, 4097, 8), "plain"),
+        ((0, 4, 8), "empty"),
+        ((4, 4, 0), "empty"),
+    ],
 )
 def test_pooling_takes_the_route(shape, route):
     assert plan_pool(PoolShape(*shape)).route == route

@@ -17,6 +17,9 @@ KEY_TILE = 128
 MAX_KERNEL_HEADS = 128
 """Heads lie on the 128 partitions of one tile."""
 
+MAX_KERNEL_POOL = 4096
+"""Rows pooled into one that the kernel's tiles hold in SBUF, with room to spare (it fits about 8000)."""
+
 SHARED_MIN_TOPK = 1024
 """Lists shorter than this stay per row on the shared-scope route."""
 
@@ -176,6 +179,7 @@ def plan_pool(shape: PoolShape) -> PoolPlan:
     """The route of one ``softmax_pool`` call."""
     if not shape.n or not shape.d:
         return PoolPlan("empty", "no rows or no columns", None, 0, shape.n, shape.r, shape.d)
-    if shape.r < 2:
-        return PoolPlan("plain", "plain torch: R < 2", None, 0, shape.n, shape.r, shape.d)
-    return PoolPlan("kernel", f"R = {shape.r} >= 2", "softmax_pool", 1, shape.n, shape.r, shape.d)
+    if not 2 <= shape.r <= MAX_KERNEL_POOL:
+        why = f"plain torch: the kernel takes R in 2..{MAX_KERNEL_POOL}, not {shape.r}"
+        return PoolPlan("plain", why, None, 0, shape.n, shape.r, shape.d)
+    return PoolPlan("kernel", f"R = {shape.r}", "softmax_pool", 1, shape.n, shape.r, shape.d)
