@@ -5,43 +5,63 @@
 #include <torch/csrc/stable/stableivalue_conversions.h>
 
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 namespace deepinfer {
 namespace {
 
-struct DtypeName {
-  ScalarType dtype;
-  const char* name;
-};
-constexpr DtypeName kDtypeNames[] = {
-    {ScalarType::Byte, "uint8"},
-    {ScalarType::Char, "int8"},
-    {ScalarType::Short, "int16"},
-    {ScalarType::Int, "int32"},
-    {ScalarType::Long, "int64"},
-    {ScalarType::UInt16, "uint16"},
-    {ScalarType::UInt32, "uint32"},
-    {ScalarType::UInt64, "uint64"},
-    {ScalarType::Half, "float16"},
-    {ScalarType::BFloat16, "bfloat16"},
-    {ScalarType::Float, "float32"},
-    {ScalarType::Double, "float64"},
-    {ScalarType::Bool, "bool"},
-    {ScalarType::ComplexFloat, "complex64"},
-    {ScalarType::ComplexDouble, "complex128"},
-    {ScalarType::ComplexHalf, "complex32"},
-    {ScalarType::Float8_e4m3fn, "float8_e4m3fn"},
-    {ScalarType::Float8_e5m2, "float8_e5m2"},
-    {ScalarType::Float8_e4m3fnuz, "float8_e4m3fnuz"},
-    {ScalarType::Float8_e5m2fnuz, "float8_e5m2fnuz"},
-};
+// In the order of torch's ScalarType, which only ever grows at its end. Read as a number: the stable ABI's own
+// conversion refuses the rarer ones.
+constexpr const char* kDtypeNames[] = {"uint8",
+                                       "int8",
+                                       "int16",
+                                       "int32",
+                                       "int64",
+                                       "float16",
+                                       "float32",
+                                       "float64",
+                                       "complex32",
+                                       "complex64",
+                                       "complex128",
+                                       "bool",
+                                       "qint8",
+                                       "quint8",
+                                       "qint32",
+                                       "bfloat16",
+                                       "quint4x2",
+                                       "quint2x4",
+                                       "bits1x8",
+                                       "bits2x4",
+                                       "bits4x2",
+                                       "bits8",
+                                       "bits16",
+                                       "float8_e5m2",
+                                       "float8_e4m3fn",
+                                       "float8_e5m2fnuz",
+                                       "float8_e4m3fnuz",
+                                       "uint16",
+                                       "uint32",
+                                       "uint64",
+                                       "uint1",
+                                       "uint2",
+                                       "uint3",
+                                       "uint4",
+                                       "uint5",
+                                       "uint6",
+                                       "uint7",
+                                       "int1",
+                                       "int2",
+                                       "int3",
+                                       "int4",
+                                       "int5",
+                                       "int6",
+                                       "int7",
+                                       "float8_e8m0fnu",
+                                       "float4_e2m1fn_x2"};
 
-std::string dtype_name(ScalarType dtype) {
-  for (const DtypeName& entry : kDtypeNames) {
-    if (entry.dtype == dtype) return entry.name;
-  }
-  return "another dtype";
+std::string dtype_name(int32_t dtype) {
+  return dtype >= 0 && dtype < static_cast<int32_t>(std::size(kDtypeNames)) ? kDtypeNames[dtype] : "another dtype";
 }
 
 // "a", "a or b", "a, b or c"
@@ -63,6 +83,12 @@ bool requires_grad(const Tensor& tensor) {
 }
 
 }  // namespace
+
+int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype = -1;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
 
 std::string list_text(const Tensor& tensor) {
   std::string text = "[";
@@ -90,13 +116,14 @@ void Checker::no_grad(const char* argument, const Tensor& tensor) const {
 
 void Checker::tensor(const char* argument, const Tensor& tensor, std::initializer_list<ScalarType> dtypes,
                      std::initializer_list<Dim> shape) {
-  const ScalarType got = tensor.scalar_type();
+  const int32_t got = dtype_of(tensor);
   bool known = false;
-  for (const ScalarType dtype : dtypes) known = known || dtype == got;
+  for (const ScalarType dtype : dtypes) known = known || static_cast<int32_t>(dtype) == got;
   if (!known) {
     std::string text = "dtype ";
     size_t index = 0;
-    for (const ScalarType dtype : dtypes) append_choice(text, dtype_name(dtype), index++, dtypes.size());
+    for (const ScalarType dtype : dtypes)
+      append_choice(text, dtype_name(static_cast<int32_t>(dtype)), index++, dtypes.size());
     fail(argument, text, dtype_name(got));
   }
   bool same = tensor.dim() == static_cast<int64_t>(shape.size());

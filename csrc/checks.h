@@ -79,6 +79,8 @@ class Checker {
   int64_t* find(const char* name);
 };
 
+int32_t dtype_of(const Tensor& tensor);  // a ScalarType, as a number
+inline bool is(const Tensor& tensor, ScalarType dtype) { return dtype_of(tensor) == static_cast<int32_t>(dtype); }
 std::string list_text(const Tensor& tensor);
 
 }  // namespace deepinfer

@@ -90,6 +90,7 @@ class Decode {
 
   int64_t b_, s_q_, h_q_;
   DecodePlan plan_;
+  const KernelTable& table_ = kernels();  // one instruction set for the whole call
   const uint16_t* q_;
   uint16_t* out_;
   int64_t q_stride_[4];
@@ -137,27 +138,25 @@ DecodePartial Decode::partial(int64_t index) const {
 
 void Decode::attend(const std::vector<Split>& wave, int64_t begin, int64_t end) const {
   static thread_local Scratch memory;
-  const KernelTable& table = kernels();
-  float* packed = memory.get(kPackedFloats + table.decode_scratch_floats());
+  float* packed = memory.get(kPackedFloats + table_.decode_scratch_floats());
   for (int64_t i = begin; i < end; ++i) {
     const DecodeQuery q = query(wave[i].unit);
-    if (i == begin || !(wave[i - 1].unit == wave[i].unit)) table.pack_query(q, packed);
+    if (i == begin || !(wave[i - 1].unit == wave[i].unit)) table_.pack_query(q, packed);
     DecodeKeys keys;
     plan_.gather(wave[i], keys);
-    table.decode_split(q, packed, keys, packed + kPackedFloats, partial(i + 1));
+    table_.decode_split(q, packed, keys, packed + kPackedFloats, partial(i + 1));
   }
 }
 
 // Joins the splits [begin, end) of one unit in key order; the state of an unfinished unit is kept in partial 0.
 void Decode::merge_unit(const std::vector<Split>& wave, int64_t begin, int64_t end, int group) const {
-  const KernelTable& table = kernels();
   const Unit& unit = wave[begin].unit;
   const DecodeQuery q = query(unit);
-  if (group >= table.head_groups(q.heads)) return;
+  if (group >= table_.head_groups(q.heads)) return;
   const bool fresh = wave[begin].first;
   const DecodePartial state = partial(fresh ? begin + 1 : 0);
-  for (int64_t i = begin + fresh; i < end; ++i) table.merge(q, group, group + 1, partial(i + 1), state);
-  if (wave[end - 1].last) table.finish(q, group, group + 1, state, output(unit));
+  for (int64_t i = begin + fresh; i < end; ++i) table_.merge(q, group, group + 1, partial(i + 1), state);
+  if (wave[end - 1].last) table_.finish(q, group, group + 1, state, output(unit));
 }
 
 void Decode::merge(const std::vector<Split>& wave) const {
@@ -167,7 +166,7 @@ void Decode::merge(const std::vector<Split>& wave) const {
     if (i == 0 || wave[i].first) units.push_back(i);
   }
   units.push_back(size);
-  const int64_t groups = kernels().head_groups(static_cast<int>(std::min<int64_t>(kMaxHeads, h_q_)));
+  const int64_t groups = table_.head_groups(static_cast<int>(std::min<int64_t>(kMaxHeads, h_q_)));
   const int64_t tasks = (static_cast<int64_t>(units.size()) - 1) * groups;
   parallel_ranges(tasks, threads_worthwhile_, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {

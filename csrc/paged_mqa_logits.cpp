@@ -67,10 +67,10 @@ Logits::Logits(const Tensor& q_data, const Tensor& q_sf, Format q_format, const 
   q_sf_ = static_cast<const uint8_t*>(q_sf.const_data_ptr());
   cache_ = cache.const_data_ptr<uint8_t>();
   weights_ = static_cast<const uint8_t*>(weights.const_data_ptr());
-  sf_item_ = q_sf.scalar_type() == ScalarType::Short ? 2 : 1;
+  sf_item_ = is(q_sf, ScalarType::Short) ? 2 : 1;
   for (int i = 0; i < 4; ++i) q_stride_[i] = q_data.stride(i), sf_stride_[i] = q_sf.stride(i) * sf_item_;
   for (int i = 0; i < 2; ++i) weight_stride_[i] = weights.stride(i);
-  weights_bf16_ = weights.scalar_type() == ScalarType::BFloat16;
+  weights_bf16_ = is(weights, ScalarType::BFloat16);
   q_format_ = q_format, k_format_ = k_format;
   with_format<IndexFp8, IndexFp4>(k_format, [&](auto record) {
     data_bytes_ = decltype(record)::kDataBytes;
@@ -222,13 +222,13 @@ Tensor paged_mqa_logits(const Tensor& q_data, const Tensor& q_sf, const Tensor& 
   Checker check("paged_mqa_logits");
   check.no_grad("q_data", q_data);
   check.no_grad("weights", weights);
-  const Format q_format = q_data.scalar_type() == ScalarType::Float8_e4m3fn ? Format::kFp8 : Format::kFp4;
+  const Format q_format = is(q_data, ScalarType::Float8_e4m3fn) ? Format::kFp8 : Format::kFp4;
   const int q_bytes = q_format == Format::kFp8 ? IndexFp8::kDataBytes : IndexFp4::kDataBytes;
   check.tensor("q_data", q_data, {ScalarType::Float8_e4m3fn, ScalarType::Char, ScalarType::Byte},
                {"T", 1, "H", q_bytes});
   check.at_least("q_data", "H", q_data.size(2), 1);
   // Scales may come two to an int16, as DeepGEMM's packed layouts do.
-  const int per_item = q_sf.scalar_type() == ScalarType::Short ? 2 : 1;
+  const int per_item = is(q_sf, ScalarType::Short) ? 2 : 1;
   check.tensor("q_sf", q_sf, {ScalarType::Byte, ScalarType::Short}, {"T", 1, "H", IndexFp8::kScaleBytes / per_item});
   const Format k_format =
       check.paged_cache("kv_cache", kv_cache, kIndexFormats, {"pages", "page_kv", 1, "token_bytes"}, /*planar=*/true);
