@@ -11,12 +11,11 @@ from typing import TypeVar
 import torch
 from torch.torch_version import TorchVersion
 
-MINIMUM_TORCH = (2, 10)
+MINIMUM_TORCH = "2.10"
 """The stable ABI the compiled library targets; pyproject.toml and CMakeLists.txt ask for the same."""
 
 if TorchVersion(torch.__version__) < MINIMUM_TORCH:
-    wanted = ".".join(map(str, MINIMUM_TORCH))
-    raise ImportError(f"deepinfer_ops needs torch >= {wanted}, found {torch.__version__}")
+    raise ImportError(f"deepinfer_ops needs torch >= {MINIMUM_TORCH}, found {torch.__version__}")
 
 Implementation = TypeVar("Implementation", bound=Callable[..., torch.Tensor])
 
