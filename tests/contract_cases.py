@@ -86,6 +86,11 @@ def shape_cases(op: str, argument: str, expected: str, *shapes: tuple[int, ...])
     return [Case(op, argument, resized(*s), f"expected shape {expected}, got {list(s)}") for s in shapes]
 
 
+def overlapping(op: str, argument: str, block: int, token: int) -> Case:
+    message = f"expected blocks that do not overlap, got stride(0) {block}, stride(1) {token}"
+    return Case(op, argument, restrided(block, token, token, 1), message)
+
+
 def cache_cases(op: str, argument: str, names: tuple[str, str, str], page: int, size: int, known: str) -> list[Case]:
     """What every paged cache demands; index caches, whose pages are planar, differ in stride(1) only."""
     shape = f"[{names[0]}, {names[1]}, 1, {names[2]}]"
@@ -105,15 +110,7 @@ def cache_cases(op: str, argument: str, names: tuple[str, str, str], page: int, 
         Case(
             op, argument, restrided(extent, size - 1, size, 1), f"expected stride(1) {at_least}{size}, got {size - 1}"
         ),
-        *[
-            Case(
-                op,
-                argument,
-                restrided(stride, size, size, 1),
-                f"expected stride(0) >= {extent} (blocks do not overlap), got {stride}",
-            )
-            for stride in (0, size, extent - 1)
-        ],
+        *[overlapping(op, argument, stride, size) for stride in (0, size, extent - 1)],
     ]
 
 
@@ -130,9 +127,9 @@ def _decode() -> list[Case]:
         Case(op, "q", resized(1, 3, 4, 512), "expected shape [1, 3, topk], got [2, 3, 6]", also="indices"),
         *cache_cases(op, "k_cache", main, 4, 528, known),
         Case(op, "k_cache", restrided(4000, 600, 600, 2), "expected stride(3) 1, got 2"),
-        Case(
-            op, "k_cache", restrided(2327, 600, 600, 1), "expected stride(0) >= 2328 (blocks do not overlap), got 2327"
-        ),
+        overlapping(op, "k_cache", 2327, 600),
+        overlapping(op, "k_cache", 528, 5 * 528 - 1),  # one byte less than blocks whose tokens take turns
+        overlapping(op, "k_cache", 527, 5 * 528),
         *dtype_cases(op, "indices", "int32", torch.int64, torch.int16, torch.uint32, torch.float32, torch.bool),
         *shape_cases(op, "indices", "[2, 3, topk]", (2, 3), (1, 3, 6), (2, 1, 6), (2, 3, 1, 6), (6, 6)),
         *dtype_cases(op, "topk_length", "int32", torch.int64, torch.uint8),

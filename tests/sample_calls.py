@@ -45,6 +45,11 @@ class Call:
         return {name: a for name, a in self.arguments.items() if isinstance(a, torch.Tensor)}
 
 
+def token_interleaved(cache: torch.Tensor) -> torch.Tensor:
+    """The same cache with the tokens of all its blocks taking turns: stride(1) passes over every block."""
+    return cache.transpose(0, 1).contiguous().transpose(0, 1)
+
+
 def hints(inputs: strategies_decode.DecodeInputs, blocks: int = 3) -> dict[str, Any]:
     """Every hint of ``flash_mla_decode``, with one ``chunk_offset_len`` row more than needed."""
     rows = inputs.q.shape[0] * inputs.q.shape[1]
@@ -91,6 +96,7 @@ DECODE = {
             small_place="gapped",
         )
     ),
+    "interleaved": lambda: DECODE["sink alone"]().map_tensors(lambda t: token_interleaved(t) if t.dim() == 4 else t),
     "b = 0": lambda: decode(DecodeProblem(b=0, h_q=4, main=Scope(topk=8, lengths=()))),
     "topk = 0": lambda: decode(DecodeProblem(b=2, h_q=4, main=Scope(topk=0), extra=Scope(topk=0))),
     "no blocks": lambda: decode(
