@@ -16,9 +16,11 @@ HANG = 300
 def run_script(script: str, *arguments: object, env: dict[str, str] | None = None) -> str:
     """The script's standard output; fails with everything it wrote if it crashes, hangs or returns an error.
 
-    The script imports the tests' modules and the package as the tests do, and starts without DEEPINFER_* settings.
+    The script imports the tests' modules and the package as the tests do. Of the settings it inherits only which build
+    of the library is tested.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DEEPINFER_")}
+    settings = {name for name in os.environ if name.startswith("DEEPINFER_") and name != "DEEPINFER_LIBRARY"}
+    inherited = {name: value for name, value in os.environ.items() if name not in settings}
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     try:
         done = subprocess.run(
