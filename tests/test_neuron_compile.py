@@ -10,6 +10,7 @@ import strategies_decode
 import strategies_logits
 import strategies_pool
 import torch
+import torch._inductor.utils
 from compare import assert_same_bits
 from neuron_problems import CAP, assert_decodes_like_cpu
 from strategies_decode import DecodeProblem, Scope
@@ -154,17 +155,26 @@ def test_on_cpu_settings_are_no_reason_to_compile_again():
     assert len(compiled.graphs) == 1
 
 
-def test_the_key_of_compiled_artifacts_on_disk_depends_on_the_settings():
+def test_the_key_of_compiled_artifacts_on_disk_depends_on_the_settings(monkeypatch):
     """AOTAutograd looks its cache up before it traces, by a key made of the graph in which the operator is opaque."""
-    from torch._inductor.codecache import FxGraphHashDetails
+    from torch._functorch._aot_autograd import autograd_cache
 
-    def key():
-        return FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.Identity()), [], {}, []).cache_key_tag
+    keys, real = [], autograd_cache.autograd_cache_key
 
-    plain = key()
-    with config.override(nki_attn=False):
-        assert key() != plain
-    assert key() == plain
+    def spy(*args, **kwargs):
+        result = real(*args, **kwargs)
+        keys.append(result[0])
+        return result
+
+    monkeypatch.setattr(autograd_cache, "autograd_cache_key", spy)
+    inputs = strategies_pool.build(POOL)  # the key is made of the graph, on every device
+    for changes in ({}, {"nki_attn": False}, {"nki_attn": False, "prefill_bucket": 4}, {}):
+        torch._dynamo.reset()
+        with config.override(**changes), torch._inductor.utils.fresh_cache():
+            torch.compile(torch.ops.deepinfer.softmax_pool, backend="inductor")(*inputs)
+    assert len(keys) == 4
+    assert keys[0] == keys[3]
+    assert len(set(keys)) == 3
 
 
 def test_an_override_inside_compiled_code_is_refused():
