@@ -40,6 +40,37 @@ def test_every_mode_reaches_the_composition_with_the_same_result(op):
         assert_same_bits(result, results[0])
 
 
+@pytest.fixture
+def casting_bmm():
+    """Autocast as a backend may register it: products in bf16, nothing else changed."""
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    library = torch.library.Library("aten", "IMPL")
+
+    def bmm(a, b):
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+            return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16))
+
+    library.impl("bmm", bmm, "AutocastPrivateUse1")
+    torch.set_autocast_enabled("neuron", True)
+    yield
+    torch.set_autocast_enabled("neuron", False)
+    library._destroy()
+    others._destroy()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_autocast_changes_nothing(casting_bmm, compiled):
+    call = CALLS["flash_mla_decode"]
+    ones = torch.ones(1, 2, 3, device="neuron")
+    assert torch.bmm(ones, ones.transpose(1, 2)).dtype == torch.bfloat16
+    with config.override(nki_attn=False):
+        run = neuron_sim.compile_fullgraph(type(call).run) if compiled else type(call).run
+        got = run(call)
+        torch.set_autocast_enabled("neuron", False)
+        assert_same_bits(got, call.run())
+
+
 @pytest.mark.parametrize("op", CALLS)
 def test_kernels_are_wrapped_once(op):
     from torch_neuronx.nki_hop import kernel_registry

@@ -22,6 +22,9 @@ from .softmax_pool import softmax_pool
 
 BACKEND = "neuron"
 
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+"""Kept out of a composition: under autocast its fp32 logits would become bf16 ones."""
+
 COMPOSITIONS: dict[str, Callable[..., torch.Tensor]] = {
     "flash_mla_decode": flash_mla_decode,
     "paged_mqa_logits": paged_mqa_logits,
@@ -45,7 +48,8 @@ def _eager(op: str, composition: Callable[..., torch.Tensor], *args: Any, **kwar
     backend = torch._C._get_privateuse1_backend_name()
     if backend != BACKEND:
         raise RuntimeError(f"deepinfer::{op}: device: expected the PrivateUse1 backend {BACKEND}, got {backend}")
-    return composition(*args, **kwargs)
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        return composition(*args, **kwargs)
 
 
 def _see_through(
@@ -62,7 +66,7 @@ def _see_through(
     """
     if not _on_neuron(args):
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    with mode:
+    with mode, torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         return composition(*args, **(kwargs or {}))
 
 
