@@ -10,7 +10,7 @@ import torch
 from . import machine, overhead
 from .cases import CASES, SWEEPS, THREADED, TINY, Case, Sweep
 from .problems import Problem, check_same
-from .timing import FULL, QUICK, Budget, Spread, Times, interleave, ratios
+from .timing import FULL, QUICK, SWEEP, Budget, Spread, Times, interleave, ratios
 
 Result = dict[str, object]
 
@@ -69,7 +69,7 @@ def thread_sweep(case: Case, limit: int, budget: Budget) -> Result:
 def run(threads: Iterable[int], pattern: str = "", quick: bool = False) -> Result:
     """Everything whose name contains ``pattern``. Cases run on each of the thread counts, sweeps on the largest."""
     budget = QUICK if quick else FULL
-    sweep_budget = QUICK if quick else Budget(rounds=15, turn_seconds=FULL.turn_seconds)
+    sweep_budget = QUICK if quick else SWEEP
     threads = sorted(set(threads))
     before = torch.get_num_threads()
     load = machine.load_average()

@@ -3,6 +3,7 @@ taken apart: candidates take turns, A B C A B C, every round gives one ratio, an
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ class Budget:
     rounds: int
     turn_seconds: float
     """A turn repeats its call for about this long: neither the clock's own cost nor cold caches count."""
+    patience: float = 0.0
+    """Seconds that measuring disturbed turns again may take, in total."""
 
 
-FULL = Budget(rounds=40, turn_seconds=2e-3)
+FULL = Budget(rounds=40, turn_seconds=2e-3, patience=10.0)
+SWEEP = Budget(rounds=15, turn_seconds=2e-3, patience=10.0)
 QUICK = Budget(rounds=5, turn_seconds=2e-4)
 
 
@@ -47,16 +51,32 @@ def clock() -> Callable[[], float]:
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
+def preemptions() -> int:
+    """How often the system took the processor from one of this process's threads."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 def interleave(candidates: Mapping[str, Candidate], budget: Budget) -> Times:
-    """Time the candidates in turns. Every turn starts with one untimed call, which brings its data into the caches."""
+    """Time the candidates in turns.
+
+    A turn starts with one untimed call, which brings its data into the caches. A turn during which another process
+    took a processor is measured again while ``budget.patience`` lasts: one preempted thread stalls all the others.
+    """
     now = clock()
+    patience = budget.patience
 
     def turn(run: Candidate, calls: int) -> float:
-        run()
-        start = now()
-        for _ in range(calls):
+        nonlocal patience
+        while True:
+            begin = time.perf_counter()
             run()
-        return (now() - start) / calls
+            before, start = preemptions(), now()
+            for _ in range(calls):
+                run()
+            taken = (now() - start) / calls
+            if preemptions() == before or patience <= 0:
+                return taken
+            patience -= time.perf_counter() - begin
 
     calls = {}
     for name, run in candidates.items():
