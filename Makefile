@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
@@ -15,20 +16,20 @@ demo: $(VENV)/built  ## one decode step of a DeepSeek-V4-Flash layer, with a nee
 	python -m deepinfer_ops.demo
 
 test: $(VENV)/built $(VENV)/test-tools  ## the whole test suite (HYPOTHESIS_PROFILE=ci draws more problems)
-	python -m pytest $(PYTEST_ARGS)
+	python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 OPERATOR_TESTS := tests/test_flash_mla_decode.py tests/test_paged_mqa_logits.py tests/test_softmax_pool.py \
   tests/test_decode_exhaustive.py
 
 test-capabilities: $(VENV)/built $(VENV)/test-tools  ## the operators' tests on every instruction set of this CPU
 	for capability in $$(python -c "from deepinfer_ops import _C; print(*_C.cpu_capabilities()[1:])"); do \
-	  DEEPINFER_CPU_CAPABILITY=$$capability python -m pytest $(OPERATOR_TESTS) || exit 1; \
+	  DEEPINFER_CPU_CAPABILITY=$$capability python -m pytest -n $(WORKERS) $(OPERATOR_TESTS) || exit 1; \
 	done
 
 test-wide: $(VENV)/built $(VENV)/test-tools  ## the same at AVX-512's vector width, in portable code
 	cmake -S . -B build/wide -G Ninja -DDEEPINFER_TEST_WIDE=ON -DPython_EXECUTABLE=$$(command -v python)
 	cmake --build build/wide --target deepinfer_ops
-	DEEPINFER_LIBRARY=build/wide/libdeepinfer_ops.so DEEPINFER_CPU_CAPABILITY=wide python -m pytest $(OPERATOR_TESTS)
+	DEEPINFER_LIBRARY=build/wide/libdeepinfer_ops.so DEEPINFER_CPU_CAPABILITY=wide python -m pytest -n $(WORKERS) $(OPERATOR_TESTS)
 
 lint: $(VENV)/lint-tools $(VENV)/built $(VENV)/test-tools  ## ruff, mypy --strict, clang-format
 	ruff check .

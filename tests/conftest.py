@@ -6,6 +6,8 @@ import os
 
 # The oracle's small matrices gain nothing from threads that spin; under xdist they cost minutes. Read when numpy loads.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# Several workers share the cores: idle OpenMP threads sleep instead of spinning. Read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hypothesis
 import pytest
