@@ -120,6 +120,20 @@ def test_slots_outside_the_cache_are_no_keys(settings):
     assert_decodes_like_cpu(got, on_cpu)
 
 
+@pytest.mark.parametrize("settings", [{}, {"attn_table_slots": 0}, {"dense_attn_min_rows": 2}], ids=str)
+def test_garbage_of_1e38_in_slot_0_outweighs_no_mask(settings):
+    """Dead entries and padding lanes are pointed somewhere, and -1e30 is added to what they give."""
+    problem = DecodeProblem(b=3, h_q=2, main=Scope(page=4, blocks=8, topk=5, unique=True, holes=40), cap=CAP, seed=8)
+    on_cpu = build(problem)
+    assert not (on_cpu.indices == 0).any()
+    on_cpu.k_cache.view(32, 528)[0] = torch.tensor([0x77] * 512 + [246] * 16, dtype=torch.uint8)
+    on_cpu = on_cpu._replace(q=on_cpu.q.abs() * 100, softmax_scale=1e-3)
+    on_neuron = on_cpu._replace(**{n: t.to("neuron") for n, t in on_cpu._asdict().items() if torch.is_tensor(t)})
+    with config.override(**settings):
+        got, _ = run_watched(on_neuron.run)
+    assert_decodes_like_cpu(got, on_cpu)
+
+
 def test_a_slot_listed_twice_counts_twice_except_where_documented():
     problem = DecodeProblem(b=2, main=Scope(page=4, blocks=2, topk=3), cap=CAP)
     inputs = build(problem)

@@ -20,7 +20,8 @@ from deepinfer_ops import config, neuron
 
 
 def bounds(p: Requests) -> dict[str, object]:
-    return {"max_requests": p.count, "max_context": p.last_position + 1}
+    """As tight as the promise allows: a request has so many compressed keys, and one ring."""
+    return {"max_requests": p.count, "max_context": (p.last_position + 1) // p.ratio}
 
 
 USED_EXTRA = Requests(count=2, rows=3, rings=3, blocks=64)
