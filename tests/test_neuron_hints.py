@@ -114,6 +114,7 @@ def test_rows_that_start_in_another_ring_are_padding(problem, ring):
     hypothesis.assume(int(on_cpu.indices[0, 0, 0]) >= ring)
     inputs.indices[0, -1, 0] = 1
     inputs.extra_indices[0, -1, 0] = 0
+    chunk["chunk_offset_len"][problem.rows + 1] = torch.tensor([0, 1], dtype=torch.int32, device="neuron")
     got, _ = run_watched(lambda: inputs.run(**chunk))
     assert_decodes_like_cpu(got, on_cpu)
 
@@ -145,9 +146,10 @@ def test_the_check_mode_compiled_runs_the_gathered_route_and_says_that_it_cannot
 
 def test_a_broken_promise_gives_wrong_rows_but_never_an_index_outside_the_table():
     """A block too many is masked: data cannot raise on the device, and an index outside a table could break it."""
-    problem = dataclasses.replace(USED_BOTH, count=3, rows=5)
-    inputs, _ = build(problem, "neuron")
-    got, _ = run_watched(lambda: inputs.run(max_requests=0, max_context=0))
+    inputs, _ = build(dataclasses.replace(USED_BOTH, count=30), "neuron")
+    broken = {"max_requests": 0, "max_context": 0}
+    assert [scope.blocks for scope in plan_of(inputs, broken).scopes] == [1, 1]
+    got, _ = run_watched(lambda: inputs.run(**broken))
     assert got.cpu().isfinite().all()
 
 
