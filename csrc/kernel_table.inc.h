@@ -1,8 +1,11 @@
 // Builds one instruction set's kernels and their table. An isa/*.cpp file defines DEEPINFER_ISA (namespace), DEEPINFER_
 // LANES (floats per vector) and DEEPINFER_TILE_ROWS (rows of a register tile), then includes this file, nothing else.
 #include <cstdint>
-#if defined(__AVX2__)
-  #include <immintrin.h>  // the byte multiply-add has no portable spelling
+// What has no portable spelling (half conversion, byte look-up, byte multiply-add) is written for these two widths. A
+// compiler flag from outside may offer more than a file asks for, so the width decides.
+#if (defined(__AVX2__) && DEEPINFER_LANES == 8) || (defined(__AVX512BW__) && DEEPINFER_LANES == 16)
+  #define DEEPINFER_BYTE_INTRINSICS
+  #include <immintrin.h>
 #endif
 
 #include "kernels.h"

@@ -62,7 +62,7 @@ inline void decode_run(const uint8_t* data, float scale, int begin, int end, flo
   }
 }
 
-#if defined(__AVX2__)
+#if defined(DEEPINFER_BYTE_INTRINSICS)
 // 16 codes x a scale of at most 2^119, so that the product is finite unless the code is NaN (which counts as 0). An
 // e4m3 code shifted into place is a half of 2^-8 times its value, subnormals included, and the conversion is exact.
 inline void decode_16(E4M3, const uint8_t* data, float scale, float* out) {
@@ -102,7 +102,7 @@ inline void decode_token(const uint8_t* data, const uint8_t* scales, float* out)
   for (int group = 0; group < Format::kScaleBytes; ++group) {
     const int begin = group * Format::kGroup, end = begin + Format::kGroup;
     const float scale = scale_value(typename Format::Scale{}, scales[group]);
-#if defined(__AVX2__)
+#if defined(DEEPINFER_BYTE_INTRINSICS)
     if (kSide == Side::kKey && __builtin_fabsf(scale) <= 0x1p119f) {  // not a NaN either
       for (int d = begin; d < end; d += 16) decode_16(Element{}, data + d / Format::kPerByte, scale, out + d);
       continue;

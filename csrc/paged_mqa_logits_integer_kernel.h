@@ -10,7 +10,7 @@ constexpr int kQuads = IndexFp4::kGroup / 4;    // of 8 quads of elements
 constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int kOffset = 12;
 
-#if defined(__AVX2__)
+#if defined(DEEPINFER_BYTE_INTRINSICS)
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 typedef uint8_t vbytes __attribute__((vector_size(4 * kLanes)));
 typedef int16_t vshorts __attribute__((vector_size(4 * kLanes)));
@@ -20,7 +20,7 @@ inline bytes16 look_up(bytes16 table, bytes16 index) {
 }
 
   // Sums of neighbouring products, unsigned x signed; and sums of neighbouring shorts.
-  #if defined(__AVX512BW__)
+  #if DEEPINFER_LANES == 16
 inline vshorts multiply_bytes(vu keys, vbytes q) { return (vshorts)_mm512_maddubs_epi16((__m512i)keys, (__m512i)q); }
 inline vi add_pairs(vshorts x) { return (vi)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
   #else

@@ -29,6 +29,13 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 def define(schema: str) -> None:
     """Declare ``deepinfer::<schema>``."""
     OPS.define(schema, tags=_TAGS)
+    op = schema.partition("(")[0]
+
+    # This key is only looked at inside torch.func's transforms, where an operator without rules counts as a constant.
+    def refuse(*args: object, **kwargs: object) -> torch.Tensor:
+        raise RuntimeError(f"deepinfer::{op}: torch.func: expected a call outside its transforms, got one inside")
+
+    OPS.impl(op, refuse, "FuncTorchDynamicLayerFrontMode")
 
 
 def fake(op: str) -> Callable[[Implementation], Implementation]:

@@ -55,6 +55,12 @@ class NeuronModule:
     def manual_seed_all(self, seed: int) -> None:
         """Random numbers come from the CPU generator."""
 
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        torch.set_rng_state(state)
+
     def _is_in_bad_fork(self) -> bool:
         return False
 
