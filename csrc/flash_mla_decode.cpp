@@ -73,7 +73,7 @@ class Decode {
     sink_ = sink ? sink->const_data_ptr<float>() : nullptr;
     sink_stride_ = sink ? sink->stride(0) : 0;
     sign_ = softmax_scale < 0 ? -1.0f : 1.0f;
-    scale_ = static_cast<float>(std::min(std::abs(softmax_scale), 3.0e38));
+    scale_ = std::abs(softmax_scale);
   }
 
   // Refuses bad lengths and indices, and learns how much work there is.
@@ -96,7 +96,8 @@ class Decode {
   int64_t q_stride_[4];
   const float* sink_;
   int64_t sink_stride_;
-  float sign_, scale_;
+  float sign_;
+  double scale_;
   float* partials_ = nullptr;  // one for the unit a wave leaves unfinished, then one per split of the wave
   bool threads_worthwhile_ = false;
 };

@@ -21,9 +21,9 @@ inline void for_each_group(int heads, int begin, int end, const Body& body) {
   }
 }
 
-// The power of two that brings a head's largest |element| below 2^-11: no sum of 512 products with keys in the range of
-// bf16 overflows then, nor a difference of two sums. 1 for zeros, NaN and infinity, which take their own course.
-inline float headroom(const uint16_t* q, int64_t dim_stride) {
+// Exponent of the power of two that brings a head's largest |element| below 2^-11: no sum of 512 products with keys in
+// the range of bf16 overflows then, nor a difference of two sums. In -139..114; 0 for zeros, NaN and infinity.
+inline int headroom(const uint16_t* q, int64_t dim_stride) {
   uint16_t largest = 0;
   const auto find_largest = [&](int64_t stride) {
     for (int d = 0; d < kLatentDim; ++d) {
@@ -37,25 +37,26 @@ inline float headroom(const uint16_t* q, int64_t dim_stride) {
     find_largest(dim_stride);
   }
   const int exponent = static_cast<int>(largest >> 7);  // biased
-  if (exponent == 0 || exponent == 255) return 1.0f;
-  const int factor = 127 + (127 - exponent) - 12;
-  return as_float(uint32_t(factor < 1 ? 1 : factor > 253 ? 253 : factor) << 23);
+  return largest == 0 || exponent == 255 ? 0 : exponent == 0 ? 114 : 115 - exponent;
 }
+inline float power_of_two(int exponent) { return as_float(uint32_t(127 + exponent) << 23); }
 
 inline void pack_query(const DecodeQuery& query, float* packed) {
-  float factors[kMaxHeads];
+  // Two factors: 2^-139 is no normal fp32 number.
+  float factors[kMaxHeads], more[kMaxHeads];
   for (int head = 0; head < kMaxHeads; ++head) {
     const bool real = head < query.heads;
-    const float factor = real ? headroom(query.q + head * query.head_stride, query.dim_stride) : 1.0f;
-    const float scale = query.scale / factor;
-    factors[head] = factor * query.sign;
-    packed[kPartialOut + head] = scale < 3.0e38f ? scale : 3.0e38f;
+    const int exponent = real ? headroom(query.q + head * query.head_stride, query.dim_stride) : 0;
+    factors[head] = power_of_two(exponent / 2) * query.sign;
+    more[head] = power_of_two(exponent - exponent / 2);
+    const double scale = query.scale / (double{power_of_two(exponent / 2)} * more[head]);
+    packed[kPartialOut + head] = static_cast<float>(scale < 3.0e38 ? scale : 3.0e38);
   }
   for (int first = 0; first < query.heads; first += kLanes) {
     const int group = first / kGroupWidth;
     const int width = group_width(query.heads, group);
     float* out = packed + int64_t{group} * kGroupWidth * kLatentDim + first % kGroupWidth;
-    const vf factor = loadf(factors + first);
+    const vf factor = loadf(factors + first), again = loadf(more + first);
     for (int d = 0; d < kLatentDim; d += kLanes) {
       vf block[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -69,7 +70,7 @@ inline void pack_query(const DecodeQuery& query, float* packed) {
         }
       }
       transpose(block);
-      for (int i = 0; i < kLanes; ++i) store(out + int64_t{d + i} * width, block[i] * factor);
+      for (int i = 0; i < kLanes; ++i) store(out + int64_t{d + i} * width, block[i] * factor * again);
     }
   }
 }
@@ -229,7 +230,9 @@ struct FinishBody {
           sink[lane] = output.sink[(head + lane) * output.sink_stride];
         }
         const vf weight = loadf(state.weight + head);
-        const vf above = sink - loadf(state.max + head) * loadf(state.scale + head);
+        // An infinite sink decides alone: the largest logit may itself overflow fp32.
+        const vf logit = loadf(state.max + head) * loadf(state.scale + head);
+        const vf above = (sink - sink == 0.0f) ? sink - logit : sink;
         share = above > 88.0f ? vf{} : weight / (weight + exp(above));
       }
       const float* values = state.out + int64_t{group} * kGroupWidth * kLatentDim + v * kLanes;

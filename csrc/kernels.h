@@ -18,7 +18,7 @@ struct DecodeQuery {
   int64_t dim_stride;   // elements
   int heads;            // <= kMaxHeads
   float sign;           // of softmax_scale: folded into q, so that the largest logit belongs to the largest product
-  float scale;          // |softmax_scale|
+  double scale;         // |softmax_scale|
 };
 
 // The live keys of one split: pointers to records, first those of the main scope, then those of the extra scope.

@@ -136,3 +136,13 @@ def test_inputs_are_left_alone():
     inputs.run()
     for now, then in zip([t for t in inputs if isinstance(t, torch.Tensor)], before, strict=True):
         assert torch.equal(now, then)
+
+
+@pytest.mark.parametrize("magnitude", [2.0**-133, 2.0**-126, 1.0, 2.0**127])
+@pytest.mark.parametrize("sink", [-math.inf, 0.5, math.inf])
+def test_queries_at_both_ends_of_bfloat16_keep_their_softmax(magnitude, sink):
+    """Products of such queries leave float32 on either side; the logits, 1 and 2 here, do not."""
+    inputs = cases.decode(cases.kv_cache({0: 1.0, 1: 2.0}, 4), [[[0, 1]]], h_q=2)
+    inputs.q[:] = magnitude
+    inputs = inputs._replace(softmax_scale=1 / (512 * magnitude), attn_sink=torch.tensor([sink, -math.inf]))
+    assert_matches(inputs.run(), inputs.exact())
