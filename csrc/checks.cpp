@@ -58,7 +58,8 @@ constexpr const char* kDtypeNames[] = {"uint8",
                                        "int6",
                                        "int7",
                                        "float8_e8m0fnu",
-                                       "float4_e2m1fn_x2"};
+                                       "float4_e2m1fn_x2",
+                                       "bcomplex32"};
 
 std::string dtype_name(int32_t dtype) {
   return dtype >= 0 && dtype < static_cast<int32_t>(std::size(kDtypeNames)) ? kDtypeNames[dtype] : "another dtype";
