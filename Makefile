@@ -10,7 +10,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 SOURCES := CMakeLists.txt setup.py pyproject.toml $(wildcard csrc/*.h csrc/*.cpp csrc/isa/*.cpp)
 CXX_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/isa/*.cpp)
 
-.PHONY: demo test test-capabilities test-wide lint fix bench clean
+.PHONY: demo test test-capabilities test-wide test-sanitizers lint fix bench clean
 
 demo: $(VENV)/built  ## one decode step of a DeepSeek-V4-Flash layer, with a needle to find
 	python -m deepinfer_ops.demo
@@ -30,6 +30,13 @@ test-wide: $(VENV)/built $(VENV)/test-tools  ## the same at AVX-512's vector wid
 	cmake -S . -B build/wide -G Ninja -DDEEPINFER_TEST_WIDE=ON -DPython_EXECUTABLE=$$(command -v python)
 	cmake --build build/wide --target deepinfer_ops
 	DEEPINFER_LIBRARY=build/wide/libdeepinfer_ops.so DEEPINFER_CPU_CAPABILITY=wide python -m pytest -n $(WORKERS) $(OPERATOR_TESTS)
+
+test-sanitizers: $(VENV)/built $(VENV)/test-tools  ## the operators' tests under AddressSanitizer and UBSan (g++)
+	cmake -S . -B build/sanitize -G Ninja -DDEEPINFER_SANITIZE=address,undefined -DPython_EXECUTABLE=$$(command -v python)
+	cmake --build build/sanitize --target deepinfer_ops
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 DEEPINFER_LIBRARY=build/sanitize/libdeepinfer_ops.so \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  python -m pytest $(OPERATOR_TESTS) tests/test_flash_mla_decode_bad_data.py tests/test_paged_mqa_logits_bad_data.py
 
 lint: $(VENV)/lint-tools $(VENV)/built $(VENV)/test-tools  ## ruff, mypy --strict, clang-format
 	ruff check .
