@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -80,3 +81,22 @@ def text(results: dict[str, Any]) -> str:
         peak_table(results["peaks"]),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+PAGE_TABLES = {
+    "cases": lambda results: case_table(results["cases"]),
+    "small calls": lambda results: overhead_table(results["overhead"]),
+    "peaks": lambda results: peak_table(results["peaks"]),
+    "sweeps": lambda results: sweep_table(results["sweeps"]),
+    "machine": lambda results: ", ".join(f"{key} {value}" for key, value in results["machine"].items()),
+}
+"""What a page can ask for between ``<!-- NAME -->`` and ``<!-- end -->``."""
+
+
+def refresh(page: str, results: dict[str, Any]) -> str:
+    """The page with its marked tables replaced by those of ``results``."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{PAGE_TABLES[match[1]](results)}\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end)([a-z ]+) -->\n.*?<!-- end -->", replaced, page, flags=re.DOTALL)
