@@ -67,36 +67,38 @@ def peak_table(peaks: dict[str, dict[str, dict[str, float]]]) -> str:
     return table(["peak (GFLOP/s or GB/s)", "threads", "rate"], rows)
 
 
+def machine_line(machine: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def load_line(load: dict[str, float]) -> str:
+    return f"load average {load['start']:.1f} before, {load['end']:.1f} after"
+
+
+SECTIONS = {
+    "machine": lambda results: machine_line(results["machine"]),
+    "load": lambda results: load_line(results["load_average"]),
+    "cases": lambda results: case_table(results["cases"]) if results["cases"] else "",
+    "asides": lambda results: asides(results["cases"]),
+    "sweeps": lambda results: sweep_table(results["sweeps"]) if results["sweeps"] else "",
+    "small calls": lambda results: overhead_table(results["overhead"]) if results["overhead"] else "",
+    "peaks": lambda results: peak_table(results["peaks"]),
+}
+"""Everything there is to show, in the order it is printed. A page asks for one between ``<!-- NAME -->`` and
+``<!-- end -->``."""
+
+
 def text(results: dict[str, Any]) -> str:
     """Everything, as printed."""
-    machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-    load = results["load_average"]
-    parts = [
-        f"{machine}\nload average {load['start']:.1f} before, {load['end']:.1f} after",
-        "Times of the others divided by the operator's: median (10th..90th percentile) over rounds.",
-        case_table(results["cases"]) if results["cases"] else "",
-        asides(results["cases"]),
-        sweep_table(results["sweeps"]) if results["sweeps"] else "",
-        overhead_table(results["overhead"]) if results["overhead"] else "",
-        peak_table(results["peaks"]),
-    ]
+    parts = ["Times of the others divided by the operator's: median (10th..90th percentile) over rounds."]
+    parts += [section(results) for section in SECTIONS.values()]
     return "\n\n".join(part for part in parts if part)
 
 
-PAGE_TABLES = {
-    "cases": lambda results: case_table(results["cases"]),
-    "small calls": lambda results: overhead_table(results["overhead"]),
-    "peaks": lambda results: peak_table(results["peaks"]),
-    "sweeps": lambda results: sweep_table(results["sweeps"]),
-    "machine": lambda results: ", ".join(f"{key} {value}" for key, value in results["machine"].items()),
-}
-"""What a page can ask for between ``<!-- NAME -->`` and ``<!-- end -->``."""
-
-
 def refresh(page: str, results: dict[str, Any]) -> str:
-    """The page with its marked tables replaced by those of ``results``."""
+    """The page with its marked sections replaced by those of ``results``."""
 
     def replaced(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n{PAGE_TABLES[match[1]](results)}\n<!-- end -->"
+        return f"<!-- {match[1]} -->\n{SECTIONS[match[1]](results)}\n<!-- end -->"
 
     return re.sub(r"<!-- (?!end)([a-z ]+) -->\n.*?<!-- end -->", replaced, page, flags=re.DOTALL)
